@@ -1,0 +1,1 @@
+"""The fully pinned requirement files, one per environment, shipped as package data."""

@@ -1,0 +1,1 @@
+"""Number formats: recipes that write a variant's weights, and the release they go into."""

@@ -1,0 +1,1 @@
+"""Engines: launch, supervision, and the plugin that runs inside vLLM."""

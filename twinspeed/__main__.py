@@ -1,0 +1,5 @@
+"""`python -m twinspeed`."""
+
+from twinspeed.cli import main
+
+main()

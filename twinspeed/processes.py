@@ -1,0 +1,93 @@
+"""Child processes that end when we do, wait for as long as they may, and leave nobody behind."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from twinspeed.errors import InputError
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a child at the head of its own process group, which is sent SIGTERM should this process be killed.
+
+    Its own group, so that Ctrl-C in the terminal reaches us alone and we decide in which order things stop.
+    """
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            # The parent died between fork and prctl, so no signal will come.
+            os._exit(1)
+
+    return subprocess.Popen(
+        [str(part) for part in command],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def stop(children: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
+    """SIGTERM to all, wait, then SIGKILL to what is left of each group, the children's own children included."""
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    for child in children:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, deadline - time.monotonic()))
+        kill_group(child)
+
+
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    """SIGKILL every process of the group that `child` leads, and reap `child`."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def twinspeed_command(*arguments: str | Path) -> list[str]:
+    """The command line of a Twinspeed command run by this very interpreter."""
+    return [sys.executable, "-m", "twinspeed", *(str(argument) for argument in arguments)]
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def require_port(host: str, port: int) -> None:
+    """Refuse a port that something else listens on, before anything is started.
+
+    Raises:
+        InputError: taken, or not ours to bind.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InputError(f"port {port} on {host} cannot be used ({error.strerror}): choose another with --port") from None
