@@ -12,7 +12,8 @@ def measure(
     out: Annotated[Path, typer.Option(help="Folder for report.json and report.html.")],
     rounds: Annotated[int, typer.Option(min=1, help="How often each prompt is answered by each variant.")] = 2,
     usd_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Price of this machine; estimated from its cores when not given.")
+        float | None,
+        typer.Option(min=0, help="Price of this machine; estimated from its cores when not given."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -25,7 +26,7 @@ def measure(
 
     from rich.console import Console
 
-    from evals import report as reports
+    from evals import tables
     from evals.measure import Settings, measure_release
 
     settings = Settings(
@@ -38,4 +39,4 @@ def measure(
     if json:
         print(report.model_dump_json(indent=2))
     else:
-        Console().print(reports.table(report))
+        Console().print(tables.terminal(report))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import openai
 
-from evals import agreement, report as reports, speed, workloads
+from evals import agreement, page, report as reports, speed, workloads
 from evals.report import Figure, Report, VariantFigures
-from twinspeed import hardware, provenance, release as releases
+from twinspeed import files, hardware, provenance, release as releases
 from twinspeed.console import step
 from twinspeed.errors import InputError, TwinspeedError
 from twinspeed.release import Interval, Measurement, Release
@@ -45,14 +45,14 @@ def measure_release(folder: Path, out: Path, settings: Settings) -> Report:
     if usd_per_hour is None:
         raise InputError(f"no price is known for {machine.describe()}: give it with --usd-per-hour")
     loads = [workloads.load(name) for name in workloads.NAMES]
-    client = openai.OpenAI(
-        base_url=f"{settings.url}/v1", api_key="none", max_retries=0, timeout=_REQUEST_TIMEOUT_S
-    )
     try:
-        with step("measuring speed: the same prompts through both, taking turns") as progress:
-            samples = speed.measure(client, release.name, VARIANTS, loads, settings.rounds, progress)
-        with step("measuring quality: standard's answers under both") as progress:
-            scored = _score(client, release, samples, progress)
+        with openai.OpenAI(
+            base_url=f"{settings.url}/v1", api_key="none", max_retries=0, timeout=_REQUEST_TIMEOUT_S
+        ) as client:
+            with step("measuring speed: the same prompts through both, taking turns") as progress:
+                samples = speed.measure(client, release.name, VARIANTS, loads, settings.rounds, progress)
+            with step("measuring quality: standard's answers under both") as progress:
+                scored = _score(client, release, samples, progress)
     except openai.OpenAIError as error:
         raise TwinspeedError(f"measuring through {settings.url} failed: {error}") from None
     report = Report(
@@ -77,7 +77,8 @@ def measure_release(folder: Path, out: Path, settings: Settings) -> Report:
             for load in loads
         },
     )
-    reports.write(report, out)
+    files.write_atomically(out / "report.json", report.model_dump_json(indent=2) + "\n")
+    files.write_atomically(out / "report.html", page.html(report))
     releases.save(_with_evidence(release, report), folder)
     return report
 

@@ -50,33 +50,36 @@ def measure(
 ) -> list[Sample]:
     """Answer every prompt `rounds` times with each variant of `model`.
 
-    The variants take turns on each prompt, and who goes first alternates, so that a drift of the machine hits all alike.
+    The variants take turns on each prompt, and who goes first alternates from prompt to prompt and from round to
+    round, so that a drift of the machine hits all alike.
     """
     for variant in variants:
         for workload in workloads:
             ask(client, model, variant, workload.name, workload.prompts[0], round_number=-1)
-    turns = [(number, load, prompt) for number in range(rounds) for load in workloads for prompt in load.prompts]
+    prompts = [(load, prompt) for load in workloads for prompt in load.prompts]
     samples = []
-    for turn, (number, load, prompt) in enumerate(turns):
-        order = variants if (turn + number) % 2 == 0 else variants[::-1]
-        for variant in order:
-            progress(turn / len(turns), f"round {number + 1}/{rounds}, {load.name}, {prompt.id}, {variant}")
-            samples.append(ask(client, model, variant, load.name, prompt, round_number=number))
+    for number in range(rounds):
+        for index, (load, prompt) in enumerate(prompts):
+            order = variants if (number + index) % 2 == 0 else variants[::-1]
+            for variant in order:
+                finished = (number * len(prompts) + index) / (rounds * len(prompts))
+                progress(finished, f"round {number + 1}/{rounds}, {load.name}, {prompt.id}, {variant}")
+                samples.append(ask(client, model, variant, load.name, prompt, round_number=number))
     return samples
 
 
-def ask(
-    client: openai.OpenAI, model: str, variant: str, workload: str, prompt: Prompt, *, round_number: int
-) -> Sample:
+def ask(client: openai.OpenAI, model: str, variant: str, workload: str, prompt: Prompt, *, round_number: int) -> Sample:
     """One greedy streamed chat completion, timed.
 
     Raises:
-        TwinspeedError: another variant answered, or the stream ended without usage.
+        TwinspeedError: another variant answered, or the answer ended without usage or without a token.
     """
     wanted = f"{model}:{variant}"
     usage: CompletionUsage | None = None
     first_at: float | None = None
-    text, token_ids, prompt_token_ids = "", [], ()
+    text = ""
+    token_ids: list[int] = []
+    prompt_token_ids: list[int] = []
     started = time.perf_counter()
     stream = client.chat.completions.create(
         model=wanted,
@@ -86,21 +89,23 @@ def ask(
         stream=True,
         stream_options={"include_usage": True},
         # A salt of its own keeps a repetition from finding its prompt in the engine's prefix cache.
-        extra_body={"return_token_ids": True, "cache_salt": f"{prompt.id}/{round_number}/{started}"},
+        extra_body={"return_token_ids": True, "cache_salt": f"{prompt.id}-{round_number}-{started}"},
     )
-    for chunk in stream:
-        if chunk.model != wanted:
-            raise TwinspeedError(f"asked for {wanted}, but {chunk.model} answered")
-        usage = chunk.usage or usage
-        prompt_token_ids = (chunk.model_extra or {}).get("prompt_token_ids") or prompt_token_ids
-        for choice in chunk.choices:
-            token_ids += (choice.model_extra or {}).get("token_ids") or []
-            if choice.delta.content:
-                first_at = first_at or time.perf_counter()
-                text += choice.delta.content
+    with stream:
+        for chunk in stream:
+            if chunk.model != wanted:
+                raise TwinspeedError(f"asked for {wanted}, but {chunk.model} answered")
+            usage = chunk.usage or usage
+            prompt_token_ids = (chunk.model_extra or {}).get("prompt_token_ids") or prompt_token_ids
+            for choice in chunk.choices:
+                token_ids += (choice.model_extra or {}).get("token_ids") or []
+                if choice.delta.content:
+                    first_at = first_at or time.perf_counter()
+                    text += choice.delta.content
     ended = time.perf_counter()
-    if usage is None:
-        raise TwinspeedError(f"{wanted} ended its answer to {prompt.id!r} without usage")
+    if usage is None or usage.completion_tokens < 1:
+        missing = "usage" if usage is None else "a token"
+        raise TwinspeedError(f"{wanted} ended its answer to {prompt.id!r} without {missing}")
     return Sample(
         workload=workload,
         variant=variant,

@@ -1,6 +1,7 @@
 """A deterministic stand-in for one vLLM server, which misbehaves on request and tells what reached it.
 
-Answers are `w0 w1 w2 …`, one word a token, `max_tokens` of them. A request's header `x-mock` may ask for
+Answers are `w0 w1 w2 …`, one word a token, `max_tokens` of them. `return_token_ids` (streams) and `prompt_logprobs`
+(completions of a prompt of token ids) are answered in vLLM's form. A request's header `x-mock` may ask for
     status=S        an answer with status S and an error body
     hang            nothing until POST /release
     hold-after=N    N events (not streamed: half of the body), then nothing until POST /release
@@ -20,6 +21,9 @@ import typer
 from starlette.types import Receive, Scope, Send
 
 _PATHS = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
+# Every prompt is these tokens, and token N of every answer has id 1000 + N.
+_PROMPT_TOKEN_IDS = [1, 2, 3, 4, 5]
+_FIRST_TOKEN_ID = 1000
 _Headers = list[tuple[bytes, bytes]]
 _PeerLeft = asyncio.Task[None]
 
@@ -91,9 +95,7 @@ class MockEngine:
         finally:
             peer_left.cancel()
 
-    async def _answer(
-        self, request: dict[str, Any], kind: str, fault: str, peer_left: _PeerLeft, send: Send
-    ) -> None:
+    async def _answer(self, request: dict[str, Any], kind: str, fault: str, peer_left: _PeerLeft, send: Send) -> None:
         fault, _, argument = fault.partition("=")
         if fault == "status":
             await _respond_error(send, int(argument), "As asked.")
@@ -137,8 +139,14 @@ class MockEngine:
         tokens = _tokens(request)
         base = self._base(kind if kind == "text_completion" else "chat.completion.chunk")
         for start in range(0, len(tokens), self._tokens_per_chunk):
-            text = "".join(tokens[start : start + self._tokens_per_chunk])
-            yield _event({**base, "choices": [_choice(kind, text, None, "delta")]})
+            part = tokens[start : start + self._tokens_per_chunk]
+            choice = _choice(kind, "".join(part), None, "delta")
+            chunk = {**base, "choices": [choice]}
+            if request.get("return_token_ids"):
+                choice["token_ids"] = [_FIRST_TOKEN_ID + start + offset for offset in range(len(part))]
+                if start == 0:
+                    chunk["prompt_token_ids"] = _PROMPT_TOKEN_IDS
+            yield _event(chunk)
         yield _event({**base, "choices": [_choice(kind, "", "length", "delta")]})
         if (request.get("stream_options") or {}).get("include_usage"):
             yield _event({**base, "choices": [], "usage": _usage(len(tokens))})
@@ -147,6 +155,8 @@ class MockEngine:
     def _completion(self, request: dict[str, Any], kind: str) -> dict[str, Any]:
         tokens = _tokens(request)
         choice = _choice(kind, "".join(tokens), "length", "message")
+        if request.get("prompt_logprobs"):
+            choice["prompt_logprobs"] = [None, *(_logprob(token) for token in request["prompt"][1:])]
         return {**self._base(kind), "choices": [choice], "usage": _usage(len(tokens))}
 
     def _base(self, kind: str) -> dict[str, Any]:
@@ -162,8 +172,14 @@ def _choice(kind: str, text: str, finish: str | None, holder: str) -> dict[str, 
     return {"index": 0, **said, "finish_reason": finish}
 
 
+def _logprob(token: int) -> dict[str, Any]:
+    """One position of vLLM's `prompt_logprobs`; every token is the most probable one."""
+    return {str(token): {"logprob": -0.25, "rank": 1, "decoded_token": f"t{token}"}}
+
+
 def _usage(tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": tokens + 5}
+    prompt = len(_PROMPT_TOKEN_IDS)
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": tokens + prompt}
 
 
 def _event(data: dict[str, Any]) -> bytes:

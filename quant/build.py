@@ -1,6 +1,7 @@
 """Builds a release: copies the checkpoint as *standard*, quantizes it as *fast*, proves both equal to their parent."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -52,12 +53,14 @@ def build_release(
         The release, and whether it was built just now (False: `out` held it already).
 
     Raises:
-        InputError: a bad checkpoint, no room, or `out` is taken by something else.
+        InputError: a bad checkpoint, no room, no optimize environment, or `out` is taken by something else.
     """
     opened = checkpoint.open_checkpoint(source)
+    number_format = _number_format(opened)
+    release_name = releases.name_from(source.resolve().name) if name is None else releases.require_name(name)
     tree = opened.hash_files()
     plan = Plan(
-        name=name or releases.name_from(source.resolve().name),
+        name=release_name,
         tree_sha256=files.tree_sha256(tree),
         recipe=FAST_RECIPE,
         speculation=FAST_SPECULATION.model_dump(),
@@ -66,6 +69,7 @@ def build_release(
     )
     if out.exists():
         return _already_built(out, plan), False
+    jobs.require(environments.resolve("optimize"))
     files.require_room(out, 2 * opened.weight_bytes + 200_000_000, "building the release")
     staging = _staging(out, plan)
     with step("standard: copying the checkpoint"):
@@ -73,12 +77,13 @@ def build_release(
     versions = staging / "recipe-versions.json"
     with step(f"fast: {FAST_RECIPE}"):
         _variant_folder(staging, opened, "fast", lambda folder: _run_recipe(opened, folder, versions))
-    manifest = _manifest(plan, opened, staging, json.loads(versions.read_text()))
-    versions.unlink()
-    (staging / "plan.json").unlink()
+    manifest = _manifest(plan, opened, number_format, staging, json.loads(versions.read_text()))
     releases.save(manifest, staging)
     with step("verifying hashes, tokenizer, chat template, EOS and generation config"):
         releases.verify(staging)
+    # The plan first: whoever finds it expects the versions too, and without it starts afresh.
+    (staging / "plan.json").unlink()
+    versions.unlink()
     os.replace(staging, out)
     return manifest, True
 
@@ -94,14 +99,18 @@ def parse_engine_args(pairs: list[str]) -> dict[str, str | int | float | bool]:
             value = json.loads(text)
         except ValueError:
             value = text
-        parsed[name] = value if isinstance(value, str | int | float | bool) else text
+        # release.json cannot hold an infinite number, nor one that is none.
+        usable = math.isfinite(value) if isinstance(value, float) else isinstance(value, str | int)
+        parsed[name] = value if usable else text
     return parsed
 
 
 def _context(opened: Checkpoint, wanted: int | None) -> int:
     longest = opened.identity.context_length
     if wanted is not None and not 0 < wanted <= longest:
-        raise InputError(f"--max-model-len {wanted}: {opened.path} has a context of {longest} tokens; give 1 to {longest}")
+        raise InputError(
+            f"--max-model-len {wanted}: {opened.path} has a context of {longest} tokens; give 1 to {longest}"
+        )
     return wanted or longest
 
 
@@ -164,29 +173,39 @@ def _copy_weights(opened: Checkpoint, folder: Path) -> None:
 
 def _run_recipe(opened: Checkpoint, folder: Path, versions: Path) -> None:
     environment = environments.resolve("optimize")
-    arguments = ["recipe", FAST_RECIPE, opened.path, folder, "--versions", versions]
+    arguments: list[str | Path] = ["recipe", FAST_RECIPE, opened.path, folder, "--versions", versions]
     jobs.run_module(environment, "quant.worker", arguments, folder.parent.parent.parent / f"{FAST_RECIPE}.log")
     (folder / "recipe.yaml").unlink(missing_ok=True)
-    # The parent's own files, so that no saver's idea of them reaches the engine.
+    # The parent's own files and no others, so that no saver's idea of them reaches the engine.
+    for path in filter(_is_side_file, list(folder.iterdir())):
+        path.unlink()
     _copy_side_files(opened, folder)
 
 
 def _copy_side_files(opened: Checkpoint, folder: Path) -> None:
-    """Copy what makes text of token ids and back: everything small beside the weights and their config."""
-    for path in opened.path.iterdir():
-        if path.suffix not in {".json", ".jinja", ".model", ".txt", ".py"} or path.name == "config.json":
-            continue
-        if not path.name.endswith(_WEIGHT_SUFFIXES):
-            shutil.copy2(path, folder)
+    for path in filter(_is_side_file, opened.path.iterdir()):
+        shutil.copy2(path, folder)
 
 
-def _manifest(plan: Plan, opened: Checkpoint, staging: Path, recipe_versions: dict[str, str]) -> Release:
-    engine = EngineSettings(max_model_len=plan.max_model_len, args=plan.engine_args)
+def _is_side_file(path: Path) -> bool:
+    """Whether it makes text of token ids or back, or is otherwise small and beside the weights and their config."""
+    is_small = path.suffix in {".json", ".jinja", ".model", ".txt", ".py"}
+    return is_small and path.name != "config.json" and not path.name.endswith(_WEIGHT_SUFFIXES)
+
+
+def _number_format(opened: Checkpoint) -> str:
     dtype = str(opened.config.get("dtype") or opened.config.get("torch_dtype"))
     if dtype not in _FORMATS:
         raise InputError(f"{opened.path / 'config.json'}: dtype {dtype!r} is not one of {', '.join(_FORMATS)}")
+    return _FORMATS[dtype]
+
+
+def _manifest(
+    plan: Plan, opened: Checkpoint, number_format: str, staging: Path, recipe_versions: dict[str, str]
+) -> Release:
+    engine = EngineSettings(max_model_len=plan.max_model_len, args=plan.engine_args)
     standard = Variant(
-        weights=_weights(staging, "standard", _FORMATS[dtype], "copy"),
+        weights=_weights(staging, "standard", number_format, "copy"),
         speculation=None,
         lossless_to=None,
         engine=engine,

@@ -20,7 +20,9 @@ def fetch(
 
 
 def build(
-    checkpoint: Annotated[str, typer.Argument(help="A Hugging Face model folder, or the name of a fetched checkpoint.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A Hugging Face model folder, or the name of a fetched checkpoint.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the release; must not exist, or hold this very release.")],
     name: Annotated[
         str | None, typer.Option(help="Name that clients ask for; by default the checkpoint folder's.")

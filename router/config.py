@@ -45,9 +45,7 @@ def parse_config(name: str, engines: Iterable[str]) -> RouterConfig:
     for item in engines:
         upstream = _parse_engine(name, item)
         if upstream.variant in upstreams:
-            raise InputError(
-                f"--engine {item}: variant {upstream.variant} is given twice; name each variant once."
-            )
+            raise InputError(f"--engine {item}: variant {upstream.variant} is given twice; name each variant once.")
         upstreams[upstream.variant] = upstream
     if DEFAULT_VARIANT not in upstreams:
         raise InputError(
@@ -74,11 +72,7 @@ def _parse_url(item: str, url: str) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise InputError(
-            f"--engine {item}: {url!r} is no http URL; expected one such as http://127.0.0.1:8001."
-        )
+        raise InputError(f"--engine {item}: {url!r} is no http URL; expected one such as http://127.0.0.1:8001.")
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
-        raise InputError(
-            f"--engine {item}: give the engine's root, {parts.scheme}://HOST:PORT, and nothing after it."
-        )
+        raise InputError(f"--engine {item}: give the engine's root, {parts.scheme}://HOST:PORT, and nothing after it.")
     return f"{parts.scheme}://{parts.netloc}"

@@ -25,14 +25,10 @@ class ApiError(Exception):
         self.headers: Headers = list(headers)
         kind = "server_error" if status >= 500 else "invalid_request_error"
         # In ASCII, because a message may quote a client's lone surrogate, which UTF-8 cannot hold.
-        self.body = json.dumps(
-            {"error": {"message": message, "type": kind, "param": param, "code": code}}
-        ).encode()
+        self.body = json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
 
     async def send(self, send: Send, headers: Headers) -> None:
         """Answers with this error, as long as no response has begun."""
         fixed = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
-        await send(
-            {"type": "http.response.start", "status": self.status, "headers": fixed + self.headers + headers}
-        )
+        await send({"type": "http.response.start", "status": self.status, "headers": fixed + self.headers + headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})

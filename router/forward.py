@@ -145,9 +145,7 @@ class Forwarder:
             raise unknown_model(body.model, self._models)
         return upstream, body.with_model(upstream.model_id)
 
-    async def _connect(
-        self, upstream: Upstream, scope: Scope, body: bytes, request_id: bytes
-    ) -> ClientResponse:
+    async def _connect(self, upstream: Upstream, scope: Scope, body: bytes, request_id: bytes) -> ClientResponse:
         """Sends the request and returns when the head of the response has come."""
         query = scope["query_string"].decode("latin-1")
         # `encoded` keeps the path and the query as the client wrote them.
@@ -163,12 +161,8 @@ class Forwarder:
             raise ApiError(504, message, code="variant_timeout") from None
         except ClientError as error:
             _logger.warning("variant %s: %s: %r", upstream.variant, upstream.base_url, error)
-            message = (
-                f"Variant {upstream.variant} is unavailable: its engine cannot be reached. Try again shortly."
-            )
-            raise ApiError(
-                503, message, code="variant_unavailable", headers=[(b"retry-after", b"1")]
-            ) from None
+            message = f"Variant {upstream.variant} is unavailable: its engine cannot be reached. Try again shortly."
+            raise ApiError(503, message, code="variant_unavailable", headers=[(b"retry-after", b"1")]) from None
 
 
 async def _relay(response: ClientResponse, exchange: _Exchange) -> None:

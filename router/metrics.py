@@ -34,9 +34,7 @@ class Metrics:
             registry=registry,
         )
         self._counted: dict[tuple[str, int], Counter] = {}
-        in_flight = Gauge(
-            "twinspeed_router_in_flight", "Requests being forwarded now.", ["variant"], registry=registry
-        )
+        in_flight = Gauge("twinspeed_router_in_flight", "Requests being forwarded now.", ["variant"], registry=registry)
         first_byte = Histogram(
             "twinspeed_router_time_to_first_byte_seconds",
             "From the request's last byte to the first byte of the response's body.",

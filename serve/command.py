@@ -70,7 +70,13 @@ def engine_command(
     else:
         options |= _parallel(settings)
     options |= {name.replace("_", "-"): value for name, value in settings.args.items()}
-    argv = [str(environment.python), "-m", "vllm.entrypoints.cli.main", "serve", str(folder / variant.weights.path)]
+    argv = [
+        str(environment.python),
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        str(folder / variant.weights.path),
+    ]
     for name, value in options.items():
         argv += _flag(name, value)
     return EngineCommand(argv=argv, env=env | settings.env, notices=notices)
@@ -118,7 +124,11 @@ def _cpu_env(hardware: Hardware, environment: Environment, notices: list[str]) -
 def _can_compile(environment: Environment) -> bool:
     """Whether torch's inductor could build its kernels: a C++ compiler, and the headers of the engine's Python."""
     includes = subprocess.run(
-        [environment.python, "-c", "import sysconfig, json; print(json.dumps(sysconfig.get_paths()['include']))"],
+        [
+            environment.python,
+            "-c",
+            "import sysconfig, json; print(json.dumps(sysconfig.get_paths()['include']))",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -129,7 +139,9 @@ def _can_compile(environment: Environment) -> bool:
         source.write_text("#include <Python.h>\nint main() { return 0; }\n")
         try:
             probe = subprocess.run(
-                [compiler, "-fsyntax-only", f"-I{json.loads(includes)}", source], capture_output=True, check=False
+                [compiler, "-fsyntax-only", f"-I{json.loads(includes)}", source],
+                capture_output=True,
+                check=False,
             )
         except OSError:
             return False

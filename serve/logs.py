@@ -15,7 +15,11 @@ _PREFIX = re.compile(r"^\([^)]*pid=\d+\) ?")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Exit|Interrupt|Failure): \S")
 _ARGPARSE = re.compile(r"\berror: \S")
 # These say that some other process failed, or what the parser thinks; the cause stands above them.
-_SECOND_HAND = ("Engine core initialization failed", "See root cause above", "WorkerProc initialization failed")
+_SECOND_HAND = (
+    "Engine core initialization failed",
+    "See root cause above",
+    "WorkerProc initialization failed",
+)
 
 
 class EngineLog:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 
@@ -89,7 +90,7 @@ class Supervisor:
         watcher = asyncio.create_task(self._watch(ready_at.append))
         stopper = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({ended, stopper}, return_when=asyncio.FIRST_COMPLETED)
+            await _first_of(ended, stopper)
             if self._stopping.is_set():
                 await self._drain(child, ended)
         finally:
@@ -106,7 +107,7 @@ class Supervisor:
         with suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGTERM)
         hurry = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait({ended, hurry}, timeout=DRAIN_S + 10, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(ended, hurry, timeout_s=DRAIN_S + 10)
         hurry.cancel()
 
     def _pump(self, child: subprocess.Popen[bytes]) -> None:
@@ -128,3 +129,8 @@ class Supervisor:
                 await asyncio.sleep(0.25)
         ready(time.monotonic())
         self._log.event("engine ready", seconds=round(time.monotonic() - started, 1))
+
+
+async def _first_of(ended: "asyncio.Future[int]", told: "asyncio.Task[bool]", timeout_s: float | None = None) -> None:
+    either: list[asyncio.Future[Any]] = [ended, told]
+    await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

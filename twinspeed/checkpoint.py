@@ -108,9 +108,9 @@ def read_identity(folder: Path) -> Identity:
     """Tokenizer, chat template, EOS and generation config of a checkpoint folder, in comparable form."""
     config = _read_json(folder, "config.json")
     text_config = config.get("text_config", config)
-    tokenizer = {
-        name: _canonical_sha256(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()
-    }
+    if not isinstance(text_config, dict):
+        raise InputError(f"{folder / 'config.json'}: `text_config` must be an object, found {text_config!r}")
+    tokenizer = {name: _canonical_sha256(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
     if not tokenizer:
         raise InputError(f"{folder}: no tokenizer ({', '.join(TOKENIZER_FILES[:3])} …); save it beside the weights")
     tokenizer_config = _read_json(folder, "tokenizer_config.json", required=False)
@@ -121,7 +121,7 @@ def read_identity(folder: Path) -> Identity:
         tokenizer=tokenizer,
         tokenizer_config={key: _token_text(tokenizer_config.get(key)) for key in _TOKENIZER_CONFIG_KEYS},
         chat_template=_chat_template(folder, tokenizer_config),
-        eos_token_ids=_token_ids(eos),
+        eos_token_ids=_token_ids(folder, eos),
         generation_config=generation,
         vocab_size=_positive(folder, text_config, "vocab_size"),
         context_length=_positive(folder, text_config, "max_position_embeddings"),
@@ -175,9 +175,10 @@ def _check_shard(path: Path) -> int:
         try:
             header = json.loads(stream.read(header_bytes))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            expected = 8 + header_bytes + max(ends, default=0)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise cut_short from None
-    if size != 8 + header_bytes + max(ends, default=0):
+    if size != expected:
         raise cut_short
     return size
 
@@ -192,7 +193,10 @@ def _canonical_sha256(path: Path) -> str:
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
     separate = folder / "chat_template.jinja"
     if separate.is_file():
-        return separate.read_text(encoding="utf-8")
+        try:
+            return separate.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{separate} is not UTF-8 text ({error}): fetch or save the checkpoint again") from None
     template = tokenizer_config.get("chat_template")
     return template if isinstance(template, str) or template is None else json.dumps(template, sort_keys=True)
 
@@ -202,15 +206,18 @@ def _token_text(token: Any) -> Any:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _token_ids(value: Any) -> tuple[int, ...]:
+def _token_ids(folder: Path, value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(sorted(value)) if isinstance(value, list) else (int(value),)
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(token) is int for token in ids):
+        raise InputError(f"{folder}: `eos_token_id` must be a token id or a list of them, found {value!r}")
+    return tuple(sorted(ids))
 
 
 def _positive(folder: Path, config: dict[str, Any], key: str) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
+    if type(value) is not int or value <= 0:
         raise InputError(f"{folder / 'config.json'}: `{key}` must be a positive whole number, found {value!r}")
     return value
 

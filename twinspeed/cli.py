@@ -3,10 +3,11 @@
 import json as json_module
 import signal
 import sys
+from contextlib import suppress
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,17 +16,23 @@ from rich.table import Table
 from twinspeed.console import already, console, step
 from twinspeed.errors import TwinspeedError
 
-_plain = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None}
-app = typer.Typer(
-    help="One post-trained checkpoint in; a release with a standard and a fast speed out, behind one endpoint.",
-    pretty_exceptions_enable=False,
-    **_plain,
-)
+
+def _group(text: str) -> typer.Typer:
+    return typer.Typer(
+        help=text,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+
+app = _group("One post-trained checkpoint in; a release with a standard and a fast speed out, behind one endpoint.")
 groups = {
-    "env": typer.Typer(help="The heavy environments: engine (vLLM) and optimize (quantization).", **_plain),
-    "checkpoint": typer.Typer(help="Checkpoints: Hugging Face model folders.", **_plain),
-    "release": typer.Typer(help="Releases: a checkpoint's variants with their evidence.", **_plain),
-    "route": typer.Typer(help="The router: one OpenAI-compatible endpoint for all variants.", **_plain),
+    "env": _group("The heavy environments: engine (vLLM) and optimize (quantization)."),
+    "checkpoint": _group("Checkpoints: Hugging Face model folders."),
+    "release": _group("Releases: a checkpoint's variants with their evidence."),
+    "route": _group("The router: one OpenAI-compatible endpoint for all variants."),
 }
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 HardwareOption = Annotated[
@@ -71,9 +78,7 @@ def env_list(json: AsJson = False) -> None:
     table = Table("environment", "hardware", "ready", "size", "path")
     for status in found:
         ready = "yes" if status.ready else "no"
-        table.add_row(
-            status.name, status.hardware, ready, files.human_bytes(status.size_bytes), str(status.path)
-        )
+        table.add_row(status.name, status.hardware, ready, files.human_bytes(status.size_bytes), str(status.path))
     Console().print(table)
 
 
@@ -112,9 +117,7 @@ def release_show(release: ReleaseOption, json: AsJson = False) -> None:
             for entry in kind:
                 value = f"{entry.value:.4g} {entry.unit}"
                 interval = f"{entry.interval.low:.4g} to {entry.interval.high:.4g}" if entry.interval else "none"
-                evidence.add_row(
-                    name, entry.measure, entry.workload, value, interval, str(entry.n), entry.machine
-                )
+                evidence.add_row(name, entry.measure, entry.workload, value, interval, str(entry.n), entry.machine)
     out.print(variants)
     if evidence.row_count:
         out.print(evidence)
@@ -125,7 +128,8 @@ def release_verify(release: ReleaseOption, json: AsJson = False) -> None:
     """Hash every file of a release again, and check that its variants are their parent's equals."""
     from twinspeed import release as releases
 
-    with step(f"verifying {release}"):
+    name = releases.load(release).name
+    with step(f"verifying {name} in {release}"):
         verified = releases.verify(release)
     if json:
         print(json_module.dumps({"name": verified.name, "variants": list(verified.variants), "valid": True}))
@@ -137,9 +141,7 @@ def up(
     host: Annotated[str, typer.Option(help="Address the router listens on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the router.")] = 8000,
     logs: Annotated[Path, typer.Option(help="Folder for the logs of the engines and the router.")] = Path("runs/up"),
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON line once both variants have answered.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line once both variants have answered.")] = False,
 ) -> None:
     """Serve a release: one engine a variant, and the router in front. Runs until Ctrl-C or SIGTERM."""
     from twinspeed.up import serving
@@ -150,7 +152,9 @@ def up(
             print(json_module.dumps(ready), flush=True)
         else:
             print(f"{stack.url}/v1 serves {', '.join(stack.models)}", flush=True)
-        stack.wait()
+        # Being told to stop is how serving ends well.
+        with suppress(KeyboardInterrupt):
+            stack.wait()
 
 
 @app.command()
@@ -161,7 +165,7 @@ def quickstart(
     rounds: Annotated[int, typer.Option(min=1, help="How often each prompt is answered by each variant.")] = 2,
     keep: Annotated[bool, typer.Option(envvar="KEEP", help="Keep serving after the report.")] = False,
 ) -> None:
-    """From nothing to two speeds of a small real model, measured side by side. Run again, it goes on where it stopped."""
+    """From nothing to two speeds of a small real model, measured side by side. Run again, it goes on from there."""
     from twinspeed.quickstart import quickstart as run
 
     run(out, rounds=rounds, keep=keep)
@@ -199,10 +203,19 @@ def main() -> None:
     try:
         build_app()()
     except TwinspeedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        # About a file, it speaks of the user's machine: no permission, not a folder, a full disk. Else it is a bug.
+        if error.filename is None:
+            raise
+        _fail(f"{error.strerror}: {error.filename}", 1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
+    sys.exit(exit_code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

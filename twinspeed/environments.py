@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from twinspeed import files, paths, processes
-from twinspeed import hardware as machine
+from twinspeed import files, hardware as machine, paths, processes
 from twinspeed.errors import InputError, TwinspeedError
 
 NAMES = ("engine", "optimize")
@@ -297,9 +296,7 @@ def _add_vllm_metadata(environment: Environment, version: str) -> None:
 
 def _require_ensurepip() -> None:
     if importlib.util.find_spec("ensurepip") is None:
-        raise InputError(
-            f"{sys.executable} cannot make virtual environments: install Debian's package python3-venv"
-        )
+        raise InputError(f"{sys.executable} cannot make virtual environments: install Debian's package python3-venv")
 
 
 @contextmanager

@@ -90,9 +90,7 @@ def cgroup_memory_limit(membership: str, root: Path = Path("/sys/fs/cgroup")) ->
     if match is None:
         return None
     group = root / match[1]
-    limits = [
-        _read_limit(folder / "memory.max") for folder in (group, *group.parents) if _within(folder, root)
-    ]
+    limits = [_read_limit(folder / "memory.max") for folder in (group, *group.parents) if _within(folder, root)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -105,9 +103,7 @@ def parse_gpus(listing: str) -> tuple[Gpu, ...]:
 def _query_gpus() -> str:
     """nvidia-smi's answer; empty where it is missing or fails, since CUDA would fail there too."""
     try:
-        answer = subprocess.run(
-            _NVIDIA_SMI, capture_output=True, text=True, check=True, timeout=_NVIDIA_SMI_TIMEOUT_S
-        )
+        answer = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, check=True, timeout=_NVIDIA_SMI_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError):
         return ""
     return answer.stdout

@@ -10,6 +10,18 @@ from twinspeed.environments import Environment
 from twinspeed.errors import InputError, TwinspeedError
 
 
+def require(environment: Environment) -> None:
+    """Refuse before work starts when the environment has not been created.
+
+    Raises:
+        InputError: says how to create it.
+    """
+    if not environment.ready:
+        raise InputError(
+            f"there is no {environment.name} environment yet: make it with `twinspeed env create {environment.name}`"
+        )
+
+
 def run_module(environment: Environment, module: str, arguments: Sequence[str | Path], log: Path) -> None:
     """Run `python -m module` in the environment; its output goes to the file `log`.
 
@@ -17,10 +29,7 @@ def run_module(environment: Environment, module: str, arguments: Sequence[str | 
         InputError: the environment has not been created.
         TwinspeedError: the module failed; holds its last line and the log's path.
     """
-    if not environment.ready:
-        raise InputError(
-            f"there is no {environment.name} environment yet: make it with `twinspeed env create {environment.name}`"
-        )
+    require(environment)
     log.parent.mkdir(parents=True, exist_ok=True)
     env = {
         **os.environ,

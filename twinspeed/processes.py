@@ -1,6 +1,7 @@
 """Child processes that end when we do, wait for as long as they may, and leave nobody behind."""
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -85,9 +86,14 @@ def require_port(host: str, port: int) -> None:
     Raises:
         InputError: taken, or not ours to bind.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise InputError(f"port {port} on {host} cannot be used ({error.strerror}): choose another with --port") from None
+    try:
+        if not 0 <= port <= 65535:
+            raise OSError(errno.EINVAL, "ports are 0 to 65535")
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise InputError(
+            f"port {port} on {host} cannot be used ({error.strerror}): choose another with --port"
+        ) from None

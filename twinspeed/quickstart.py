@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from twinspeed import processes
@@ -38,7 +38,8 @@ def quickstart(out: Path, *, rounds: int, keep: bool) -> None:
         _say_what_next(url, out)
         if keep:
             console.print("Serving until Ctrl-C.")
-            threading.Event().wait()
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
 
 
 def _run(*arguments: str | Path) -> None:
@@ -81,7 +82,10 @@ def _say_what_next(url: str, out: Path) -> None:
     body = {"model": f"{CHECKPOINT}:fast", "messages": [{"role": "user", "content": "Why does it rain?"}]}
     console.print(f"Report: {out / 'report.html'} and {out / 'report.json'}")
     console.print("Try it, while it serves (`KEEP=1 make quickstart` keeps it serving):")
-    print(f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'", flush=True)
+    print(
+        f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'",
+        flush=True,
+    )
 
 
 def _shown(*arguments: str | Path) -> str:

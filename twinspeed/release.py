@@ -16,11 +16,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from twinspeed import checkpoint, files
 from twinspeed.errors import InputError
 
-SCHEMA_VERSION = 1
 MANIFEST = "release.json"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+_NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+Name = Annotated[str, Field(pattern=_NAME)]
 
 
 def _inside_release(value: str) -> str:
@@ -169,7 +169,7 @@ class Gate(_Model):
 class Release(_Model):
     """The whole of `release.json`."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     name: Name
     created_at: datetime
     tools: dict[str, str]
@@ -210,6 +210,20 @@ def name_from(text: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:63] or "release"
 
 
+def require_name(text: str) -> str:
+    """`text`, if a release may be called that.
+
+    Raises:
+        InputError: it may not; says what a name is made of.
+    """
+    if not re.fullmatch(_NAME, text):
+        raise InputError(
+            f"{text!r} is no name for a release: give up to 63 of a-z, 0-9, `.`, `_` and `-`, "
+            "the first a letter or a digit"
+        )
+    return text
+
+
 def load(folder: Path) -> Release:
     """Read and validate `folder/release.json`. Weights are not looked at.
 
@@ -247,7 +261,7 @@ def verify(folder: Path, *, only: str | None = None, use_cache: bool = False) ->
     hash_file = files.sha256_cached if use_cache else files.sha256_file
     for name, variant in chosen.items():
         weights = folder / variant.weights.path
-        if not weights.resolve().is_relative_to(folder.resolve()):
+        if not _is_inside(folder, weights):
             raise InputError(f"{folder}: variants.{name}.weights.path leads outside the release folder")
         _verify_files(folder, name, variant, hash_file)
         opened = checkpoint.open_checkpoint(weights)
@@ -287,12 +301,21 @@ def _verify_files(folder: Path, name: str, variant: Variant, hash_file: Callable
         if names:
             raise InputError(f"{folder}: variant {name}: {variant.weights.path}/{min(names)} is {problem}")
     for file_name, expected in variant.weights.files.items():
+        if not _is_inside(folder, weights / file_name):
+            raise InputError(
+                f"{folder}: variant {name}: {variant.weights.path}/{file_name} leads outside the release folder"
+            )
         actual = hash_file(weights / file_name)
         if actual != expected:
             raise InputError(
                 f"{folder}: variant {name}: {variant.weights.path}/{file_name} has changed since the release was built "
                 f"(sha256 {actual[:12]}…, release.json says {expected[:12]}…); build the release again"
             )
+
+
+def _is_inside(folder: Path, path: Path) -> bool:
+    """Whether `path` still lies in `folder` when links are followed, so that the folder can be moved and mirrored."""
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _differs_from_parent(parent: Parent, identity: checkpoint.Identity) -> list[str]:

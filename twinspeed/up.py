@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 import openai
@@ -106,7 +107,12 @@ def _wait_for_completion(stack: Stack, part: Part, variant: str, report: Report)
             answer = client.completions.create(
                 model=f"{stack.release.name}:{variant}", prompt="Hello", max_tokens=1, temperature=0
             )
-        except (openai.APIConnectionError, openai.InternalServerError):
+        except openai.APIConnectionError:
+            time.sleep(0.5)
+            continue
+        except openai.APIStatusError as error:
+            if error.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise TwinspeedError(f"{variant} refuses a first completion: {error}") from None
             time.sleep(0.5)
             continue
         if answer.usage is None or answer.usage.completion_tokens < 1:

@@ -2,8 +2,8 @@
 
 Reason: the rejection sampler expands each request's temperature, top-k and top-p to one value per drafted token with
 `expand_kernel`. The CPU stand-in casts its *output* buffer to int64, which makes a copy, and writes into the copy: the
-caller's float buffer stays uninitialised, and every sampled token comes from a distribution that nobody asked for, with
-HTTP 200. It also truncates the float inputs to whole numbers.
+caller's float buffer stays uninitialised, and tokens are sampled from a distribution that nobody asked for, with HTTP
+200. It also truncates the float inputs to whole numbers.
 Upstream: https://github.com/vllm-project/vllm/issues/55005
 Goes when: a vLLM release writes the caller's buffer; until then `BROKEN_UP_TO` moves with what was tested.
 """
@@ -17,8 +17,8 @@ BROKEN_UP_TO = (0, 32)
 def apply() -> None:
     """Put `expand` in the place of vLLM's CPU kernel, on versions that need it.
 
-    vLLM registers its CPU kernels after plugins have loaded, by looking the function up in this module, so replacing the
-    attribute is enough; registering with its dispatcher here would be overwritten.
+    vLLM registers its CPU kernels after plugins have loaded, by looking the function up in this module, so replacing
+    the attribute is enough; registering with its dispatcher here would be overwritten.
     """
     from vllm.platforms import current_platform
     from vllm.utils import cpu_triton_utils

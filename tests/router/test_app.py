@@ -117,9 +117,7 @@ def test_validation_and_unexpected_errors_have_the_shape_too(serve: Callable[[Fa
     server = serve(app)
     invalid = server.request("GET", "/number/x")
     assert "path.number" in assert_openai_error(invalid, 422, "unprocessable_entity")
-    assert "division" not in assert_openai_error(
-        server.request("GET", "/number/0"), 500, "internal_server_error"
-    )
+    assert "division" not in assert_openai_error(server.request("GET", "/number/0"), 500, "internal_server_error")
 
 
 def exchange(port: int, *parts: bytes) -> bytes:

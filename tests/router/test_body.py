@@ -164,10 +164,7 @@ def test_fuzz_every_other_byte_stays() -> None:
         edited += 1
         body = parse_body(text.encode())
         assert body.model == model, text
-        new = [
-            (key, value.replace(value.strip(), '"N:v"') if key in MODEL_KEYS else value)
-            for key, value in members
-        ]
+        new = [(key, value.replace(value.strip(), '"N:v"') if key in MODEL_KEYS else value) for key, value in members]
         assert body.with_model("N:v").decode() == write_object(new), text
     assert edited > 500
 

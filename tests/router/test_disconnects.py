@@ -51,9 +51,7 @@ def test_the_engines_work_is_aborted(
     assert stack.metric("twinspeed_router_client_disconnects_total", variant="fast") == 1
 
 
-def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
-    stack: Any, eventually: Callable[..., bool]
-) -> None:
+def test_a_client_that_leaves_while_it_sends_reaches_no_engine(stack: Any, eventually: Callable[..., bool]) -> None:
     with socket.create_connection(("127.0.0.1", stack.router.port)) as connection:
         connection.sendall(raw_request(b'{"model":"acme/tiny-7b"}', "hang")[:-5])
     counted = {"variant": "none", "status": "499"}

@@ -85,10 +85,7 @@ def test_an_engine_that_says_nothing_in_time_is_a_504(
         "variant_timeout",
     )
     stalled = impatient.post(CHAT, request("standard", stream=True), {"x-mock": "hold-after=2"})
-    assert (
-        json.loads(stalled.body.split(b"\n\n")[2].removeprefix(b"data: "))["error"]["code"]
-        == "variant_failed"
-    )
+    assert json.loads(stalled.body.split(b"\n\n")[2].removeprefix(b"data: "))["error"]["code"] == "variant_failed"
 
 
 @pytest.mark.parametrize("fault", ["die-after=2", "cut-after=2"])

@@ -62,8 +62,7 @@ def make_index(folder: Path, *packages: tuple[str, str]) -> str:
     for name, version in packages:
         make_wheel(folder / name, name, version)
         links = "".join(
-            f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>\n'
-            for wheel in (folder / name).glob("*.whl")
+            f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>\n' for wheel in (folder / name).glob("*.whl")
         )
         (folder / name / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
     folder.mkdir(exist_ok=True)
@@ -101,16 +100,12 @@ def ignore(fraction: float, text: str) -> None:
 
 
 def run_in(environment: Environment, code: str) -> str:
-    answer = subprocess.run(
-        [environment.python, "-I", "-c", code], capture_output=True, text=True, check=True
-    )
+    answer = subprocess.run([environment.python, "-I", "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip()
 
 
 def create_in_another_process(environment: Environment) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CREATE, str(environment.lock)], stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", CREATE, str(environment.lock)], stdout=subprocess.PIPE, text=True)
 
 
 def leftovers() -> list[str]:
@@ -230,9 +225,7 @@ def test_a_damaged_wheel_is_named(locked: LockMaker, tmp_path: Path) -> None:
         environments.create(environment, ignore)
 
 
-def test_a_full_disk_is_refused_before_anything_is_made(
-    locked: LockMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_refused_before_anything_is_made(locked: LockMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = locked("tiny==1.0")
     monkeypatch.setattr(environments, "ROOM", {("optimize", "cpu"): 4 * 10**9})
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(10**12, 10**12 - 10**9, 10**9))
@@ -245,9 +238,7 @@ def test_every_environment_states_the_room_it_needs() -> None:
     assert {f"{name}-{kind}" for name, kind in environments.ROOM} == set(HEAVY_LOCKS)
 
 
-def test_a_python_without_ensurepip_names_debians_package(
-    locked: LockMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_without_ensurepip_names_debians_package(locked: LockMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = locked("tiny==1.0")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match="python3-venv"):
@@ -259,12 +250,8 @@ def test_a_cpu_torch_missing_from_the_configured_index_comes_from_pytorchs(
     locked: LockMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.setenv(
-        "PIP_INDEX_URL", make_index(tmp_path / "configured", ("tiny", "1.0"), ("torch", "1.0"))
-    )
-    monkeypatch.setattr(
-        environments, "TORCH_CPU_INDEX", make_index(tmp_path / "pytorch", ("torch", "1.0+cpu"))
-    )
+    monkeypatch.setenv("PIP_INDEX_URL", make_index(tmp_path / "configured", ("tiny", "1.0"), ("torch", "1.0")))
+    monkeypatch.setattr(environments, "TORCH_CPU_INDEX", make_index(tmp_path / "pytorch", ("torch", "1.0+cpu")))
     environment = locked("torch==1.0+cpu", "tiny==1.0")
 
     assert environments.create(environment, ignore)
@@ -403,14 +390,10 @@ def test_a_lock_pins_every_package_once_and_names_no_host(lock: Path) -> None:
 
 def test_a_cpu_lock_begins_with_torch_so_that_its_fallback_downloads_nothing_twice() -> None:
     for name in environments.NAMES:
-        first = next(
-            iter(environments.parse_lock(environments.resolve(name, "cpu").lock.read_text()).items())
-        )
+        first = next(iter(environments.parse_lock(environments.resolve(name, "cpu").lock.read_text()).items()))
         assert first == ("torch", "2.13.0+cpu")
 
 
 def test_the_dev_lock_only_adds_to_the_base_lock() -> None:
-    base, dev = (
-        environments.parse_lock((LOCKS[0].parent / f"{name}.txt").read_text()) for name in ("base", "dev")
-    )
+    base, dev = (environments.parse_lock((LOCKS[0].parent / f"{name}.txt").read_text()) for name in ("base", "dev"))
     assert not base.keys() & dev.keys()

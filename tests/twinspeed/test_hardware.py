@@ -111,9 +111,7 @@ def test_a_machine_whose_nvidia_smi_answers_is_cuda(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("script", ["echo 'Driver mismatch, 18 MiB'; exit 9", "exit 9"])
-def test_a_machine_whose_nvidia_smi_fails_is_cpu(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_whose_nvidia_smi_fails_is_cpu(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvidia_smi(tmp_path, monkeypatch, script)
     assert hardware.detect().kind == "cpu"
 
