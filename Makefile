@@ -27,7 +27,7 @@ schema: $(VENV)/.base
 
 # Markers are written last, so that an install cut short is done again.
 $(VENV)/.base: environments/base.txt pyproject.toml
-	$(PYTHON) -m venv --clear $(VENV) || { echo "cannot make $(VENV): install Python 3.11 with venv (Debian: python3 python3-venv)"; exit 2; }
+	$(PYTHON) -m venv $(VENV) || { echo "cannot make $(VENV): install Python 3.11 with venv (Debian: python3 python3-venv)"; exit 2; }
 	$(PIP) -r environments/base.txt
 	$(PIP) --no-build-isolation --editable .
 	touch $@

@@ -58,7 +58,7 @@ def to_benchmark(report: Report) -> Benchmark:
             for measure in VariantFigures.model_fields:
                 figures[f"{workload}_{variant_name}_{measure}"] = getattr(variant, measure)
     return Benchmark(
-        command=report.command,
+        command="make bench-quickstart",
         date=report.date,
         git_sha=report.git_sha,
         machine=report.machine,

@@ -5,6 +5,9 @@ from rich.table import Table
 
 from evals.report import Figure, Report, VariantFigures, WorkloadFigures
 
+WIDTH = 100
+"""Columns that the terminal's table needs."""
+
 
 def terminal(report: Report) -> Table:
     """The table for a terminal of 100 columns."""

@@ -17,6 +17,7 @@ from twinspeed.errors import InputError
 from twinspeed.release import Capabilities, EngineSettings, NgramSpeculation, Release, Variant, Weights
 
 FAST_RECIPE = "w8a8_int8_dynamic"
+_LOG = "recipe.log"
 # Long matches only: in free text a short one is mostly a coincidence, and each wrong draft costs a wider engine step.
 FAST_SPECULATION = NgramSpeculation(num_speculative_tokens=8, prompt_lookup_min=3, prompt_lookup_max=6)
 # vLLM refuses these on an engine that speculates (0.32).
@@ -67,8 +68,13 @@ def build_release(
         max_model_len=_context(opened, max_model_len),
         engine_args=engine_args or {},
     )
-    if out.exists():
-        return _already_built(out, plan), False
+    with files.exclusive(out):
+        if out.exists():
+            return _already_built(out, plan), False
+        return _build(plan, opened, number_format, out), True
+
+
+def _build(plan: Plan, opened: Checkpoint, number_format: str, out: Path) -> Release:
     jobs.require(environments.resolve("optimize"))
     files.require_room(out, 2 * opened.weight_bytes + 200_000_000, "building the release")
     staging = _staging(out, plan)
@@ -84,8 +90,9 @@ def build_release(
     # The plan first: whoever finds it expects the versions too, and without it starts afresh.
     (staging / "plan.json").unlink()
     versions.unlink()
+    (staging / _LOG).unlink(missing_ok=True)
     os.replace(staging, out)
-    return manifest, True
+    return manifest
 
 
 def parse_engine_args(pairs: list[str]) -> dict[str, str | int | float | bool]:
@@ -174,7 +181,7 @@ def _copy_weights(opened: Checkpoint, folder: Path) -> None:
 def _run_recipe(opened: Checkpoint, folder: Path, versions: Path) -> None:
     environment = environments.resolve("optimize")
     arguments: list[str | Path] = ["recipe", FAST_RECIPE, opened.path, folder, "--versions", versions]
-    jobs.run_module(environment, "quant.worker", arguments, folder.parent.parent.parent / f"{FAST_RECIPE}.log")
+    jobs.run_module(environment, "quant.worker", arguments, versions.with_name(_LOG))
     (folder / "recipe.yaml").unlink(missing_ok=True)
     # The parent's own files and no others, so that no saver's idea of them reaches the engine.
     for path in filter(_is_side_file, list(folder.iterdir())):

@@ -14,8 +14,11 @@ def fetch(
     from json import dumps
 
     from quant.fetch import fetch_checkpoint
+    from twinspeed.console import already
 
     folder, fetched = fetch_checkpoint(name)
+    if not fetched:
+        already(f"checkpoint {name} in {folder}")
     print(dumps({"name": name, "path": str(folder), "fetched": fetched}) if json else folder)
 
 

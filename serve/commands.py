@@ -9,7 +9,7 @@ import typer
 def serve(
     release: Annotated[Path, typer.Option(help="Folder of the release.")],
     variant: Annotated[str, typer.Option(help="Which of its variants to serve.")],
-    port: Annotated[int, typer.Option(help="Port of the engine's OpenAI API.")] = 8001,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the engine's OpenAI API.")] = 8001,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     hardware: Annotated[str | None, typer.Option(help="cpu or cuda; found out when not given.")] = None,
 ) -> None:

@@ -1,5 +1,6 @@
 """The command line. Stages add their commands through entry points (group `twinspeed.commands`)."""
 
+import errno
 import json as json_module
 import signal
 import sys
@@ -15,6 +16,8 @@ from rich.table import Table
 
 from twinspeed.console import already, console, step
 from twinspeed.errors import TwinspeedError
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _group(text: str) -> typer.Typer:
@@ -205,10 +208,10 @@ def main() -> None:
     except TwinspeedError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
-        # About a file, it speaks of the user's machine: no permission, not a folder, a full disk. Else it is a bug.
-        if error.filename is None:
+        # These speak of the user's machine: no permission, not a folder, a full disk. Any other is a bug.
+        if error.filename is None and error.errno not in _DISK_FULL:
             raise
-        _fail(f"{error.strerror}: {error.filename}", 1)
+        _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror), 1)
     except KeyboardInterrupt:
         sys.exit(130)
 

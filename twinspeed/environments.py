@@ -3,7 +3,6 @@
 Each is keyed by its lock's hash, so that a changed lock makes a new environment and never alters one in use.
 """
 
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.resources
@@ -15,8 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -118,7 +116,7 @@ def create(environment: Environment, progress: Progress) -> bool:
     """
     if environment.ready:
         return False
-    with _exclusive(environment.path, lambda: progress(0.0, "waiting for another process that makes it")):
+    with files.exclusive(environment.path, lambda: progress(0.0, "waiting for another process that makes it")):
         if environment.ready:
             return False
         # Without its marker it is what a killed install left behind.
@@ -137,7 +135,7 @@ def create(environment: Environment, progress: Progress) -> bool:
 
 def remove(environment: Environment | Status) -> None:
     """Delete the environment and its log, waiting for a creation under way."""
-    with _exclusive(environment.path):
+    with files.exclusive(environment.path):
         _discard(environment.path)
         _log_of(environment.path).unlink(missing_ok=True)
 
@@ -160,8 +158,8 @@ def project_path() -> Path:
     targets = [root / name for name in PROJECT_PACKAGES if (root / name).is_dir()]
     wanted = {target.name: target for target in [*targets, _project_metadata()]}
     folder = paths.home() / "project" / hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
-    with _exclusive(folder):
-        folder.mkdir(exist_ok=True)
+    with files.exclusive(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         for name, target in wanted.items():
             _link(folder / name, target)
         for entry in folder.iterdir():
@@ -179,6 +177,7 @@ def parse_lock(text: str) -> dict[str, str]:
 
 def _install(environment: Environment, progress: Progress) -> None:
     pins = parse_lock(environment.lock.read_text(encoding="utf-8"))
+    environment.log.parent.mkdir(parents=True, exist_ok=True)
     with environment.log.open("wb") as log:
         progress(0.0, "making a virtual environment")
         _make_venv(environment, log)
@@ -297,22 +296,6 @@ def _add_vllm_metadata(environment: Environment, version: str) -> None:
 def _require_ensurepip() -> None:
     if importlib.util.find_spec("ensurepip") is None:
         raise InputError(f"{sys.executable} cannot make virtual environments: install Debian's package python3-venv")
-
-
-@contextmanager
-def _exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock file beside `path`; the kernel frees it however the holder ends.
-
-    The file stays: were it deleted, one process could hold the old file and another a new one.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}.lock").open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def _log_of(path: Path) -> Path:

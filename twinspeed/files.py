@@ -1,11 +1,12 @@
 """Folders and files on disk: hashes, atomic writes, and room checks."""
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -101,3 +102,19 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+@contextmanager
+def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Be the only process on this machine that makes or removes `path`; the kernel frees the lock however it ends.
+
+    The lock file stays: were it deleted, one process could hold the old file and another a new one.
+    """
+    paths.locks().mkdir(parents=True, exist_ok=True)
+    with (paths.locks() / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()).open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

@@ -26,5 +26,9 @@ def engine_cache() -> Path:
     return home() / "engine-cache"
 
 
+def locks() -> Path:
+    return home() / "locks"
+
+
 def hashes() -> Path:
     return home() / "hashes"

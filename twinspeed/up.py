@@ -79,7 +79,7 @@ def serving(folder: Path, *, host: str, port: int, logs: Path) -> Iterator[Stack
         engines = [f"--engine={variant}={url}" for variant, url in engine_urls.items()]
         router = ["route", "serve", "--name", release.name, "--host", host, "--port", port, *engines]
         parts.append(_start("router", router, logs))
-        stack = Stack(f"http://{host}:{port}", release, engine_urls, parts)
+        stack = Stack(f"http://{f'[{host}]' if ':' in host else host}:{port}", release, engine_urls, parts)
         for part, variant in zip(parts, release.variants, strict=False):
             with step(f"waiting for a completion from {variant}") as report:
                 _wait_for_completion(stack, part, variant, report)

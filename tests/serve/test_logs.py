@@ -48,7 +48,7 @@ def test_errors_of_an_earlier_run_are_forgotten() -> None:
 
 
 def test_colours_and_broken_bytes_do_not_reach_the_log(capsys: pytest.CaptureFixture[str]) -> None:
-    EngineLog("fast").line("\x1b[36m(Worker pid=3)\x1b[0m WARNING 11-30 23:10:01 [a.py:1] caf\ufffd \"quoted\"\n")
+    EngineLog("fast").line('\x1b[36m(Worker pid=3)\x1b[0m WARNING 11-30 23:10:01 [a.py:1] caf\ufffd "quoted"\n')
     record = json.loads(capsys.readouterr().out)
     assert record["level"] == "WARNING"
     assert record["message"] == 'caf\ufffd "quoted"'

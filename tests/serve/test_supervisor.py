@@ -43,7 +43,8 @@ def supervise(supervisor: Supervisor, act: Callable[[], Awaitable[None]]) -> Non
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    """Wait for what another process does; no event of ours tells of it."""
+    while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 
 
@@ -91,7 +92,7 @@ def test_gives_up_after_repeated_failures_with_the_engines_own_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     supervisor = fake(tmp_path, "--fail", "ValueError: the KV cache is too small")
-    with pytest.raises(TwinspeedError, match="3 times in a row.*ValueError: the KV cache is too small"):
+    with pytest.raises(TwinspeedError, match=r"3 times in a row.*ValueError: the KV cache is too small"):
         asyncio.run(supervisor.run())
     assert len(starts(tmp_path)) == 3
 

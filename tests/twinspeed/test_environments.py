@@ -109,9 +109,9 @@ def create_in_another_process(environment: Environment) -> subprocess.Popen[str]
 
 
 def leftovers() -> list[str]:
-    """What lies in the folder of environments, but for the lock files."""
+    """What lies in the folder of environments."""
     folder = paths.environments()
-    return sorted(entry.name for entry in folder.iterdir() if entry.suffix != ".lock")
+    return sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
 
 
 def test_creating_installs_the_lock_tells_its_progress_and_is_not_done_twice(
