@@ -16,6 +16,7 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Exit|Interrupt
 _ARGPARSE = re.compile(r"\berror: \S")
 # These say that some other process failed, or what the parser thinks; the cause stands above them.
 _SECOND_HAND = (
+    "EngineDeadError",
     "Engine core initialization failed",
     "See root cause above",
     "WorkerProc initialization failed",
