@@ -16,6 +16,8 @@ from typing import IO
 from twinspeed.errors import InputError
 
 _PR_SET_PDEATHSIG = 1
+# Seconds within which the kernel ends a killed process, and its new parent reaps it, on a busy machine.
+_DYING_S = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,9 +64,17 @@ def stop(children: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:
-    """SIGKILL every process of the group that `child` leads, and reap `child`."""
+    """SIGKILL every process of the group that `child` leads, reap `child`, and wait until the others are gone too.
+
+    A killed engine gives its memory back page by page, which takes a while; whoever starts the next one needs it.
+    """
+    deadline = time.monotonic() + _DYING_S
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        while time.monotonic() < deadline:
+            os.killpg(child.pid, signal.SIGKILL)
+            time.sleep(0.01)
     child.wait()
 
 

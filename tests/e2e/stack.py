@@ -1,7 +1,6 @@
 """`twinspeed` commands and `twinspeed up` as users run them, and what is left of them afterwards."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -74,11 +73,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def still_running(pids: Sequence[int]) -> list[int]:
+    """Those of the processes that have not ended; one that only waits to be reaped has."""
     running = []
     for pid in pids:
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
             continue
-        running.append(pid)
+        if state != "Z":
+            running.append(pid)
     return running

@@ -12,7 +12,10 @@ from twinspeed import release as releases
 
 pytestmark = pytest.mark.engine
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+# The six tokens "The capital of France is Paris" each lead the runner-up by more than 2 nat in a float32 forward pass,
+# so rounding cannot turn them; of the shorter question's answer, the first token is a near-tie.
+QUESTION = [{"role": "user", "content": "What is the capital of France, and what is it famous for?"}]
+ANSWER = "The capital of France is Paris"
 
 
 @pytest.fixture(scope="module")
@@ -25,22 +28,22 @@ def smollm2(smollm2_release: Path) -> Iterator[Served]:
 def test_answers_truthfully_streaming_and_not(smollm2: Served, variant: str) -> None:
     client = smollm2.client()
     model = f"{smollm2.name}:{variant}"
-    whole = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=24)
+    whole = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=6)
     assert whole.model == model
-    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.choices[0].message.content == ANSWER
     text, tokens = "", 0
     for chunk in client.chat.completions.create(
         model=model,
         messages=QUESTION,
         temperature=0,
-        max_tokens=24,
+        max_tokens=6,
         stream=True,
         stream_options={"include_usage": True},
     ):
         assert chunk.model == model
         text += "".join(choice.delta.content or "" for choice in chunk.choices)
         tokens = chunk.usage.completion_tokens if chunk.usage else tokens
-    assert text == whole.choices[0].message.content
+    assert text == ANSWER
     assert whole.usage is not None
     assert tokens == whole.usage.completion_tokens
 
