@@ -23,15 +23,13 @@ def serve(
     from serve.command import engine_command
     from serve.logs import EngineLog
     from serve.supervisor import Supervisor
-    from twinspeed import environments, hardware as machine, processes, release as releases
-    from twinspeed.errors import InputError
+    from twinspeed import environments, hardware as machine, jobs, processes, release as releases
 
     log = EngineLog(variant)
     manifest = releases.verify(release, only=variant, use_cache=True)
     processes.require_port(host, port)
     environment = environments.resolve("engine", hardware)
-    if not environment.ready:
-        raise InputError("there is no engine environment yet: make it with `twinspeed env create engine`")
+    jobs.require(environment)
     command = engine_command(
         manifest, release, variant, host=host, port=port, hardware=machine.detect(), environment=environment
     )

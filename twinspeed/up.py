@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from urllib.request import urlopen
 
 import openai
 
-from twinspeed import environments, processes, release as releases
+from twinspeed import environments, jobs, processes, release as releases
 from twinspeed.console import Report, step
-from twinspeed.errors import InputError, TwinspeedError
+from twinspeed.errors import TwinspeedError
 from twinspeed.release import Release
 
 # An engine drains for 30 s and is then killed by its supervisor; killing the supervisor earlier would orphan it.
@@ -66,8 +67,7 @@ def serving(folder: Path, *, host: str, port: int, logs: Path) -> Iterator[Stack
     """
     release = releases.verify(folder, use_cache=True)
     processes.require_port(host, port)
-    if not environments.resolve("engine").ready:
-        raise InputError("there is no engine environment yet: make it with `twinspeed env create engine`")
+    jobs.require(environments.resolve("engine"))
     logs.mkdir(parents=True, exist_ok=True)
     ports = {variant: processes.free_port() for variant in release.variants}
     engine_urls = {variant: f"http://127.0.0.1:{number}" for variant, number in ports.items()}
@@ -103,6 +103,9 @@ def _wait_for_completion(stack: Stack, part: Part, variant: str, report: Report)
     while True:
         _require_alive(stack.parts)
         report(0.0, _last_message(part.output))
+        if not _healthy(stack.engine_urls[variant]):
+            time.sleep(0.5)
+            continue
         try:
             answer = client.completions.create(
                 model=f"{stack.release.name}:{variant}", prompt="Hello", max_tokens=1, temperature=0
@@ -118,6 +121,15 @@ def _wait_for_completion(stack: Stack, part: Part, variant: str, report: Report)
         if answer.usage is None or answer.usage.completion_tokens < 1:
             raise TwinspeedError(f"{variant} answered without a token: see {part.output}")
         return
+
+
+def _healthy(engine_url: str) -> bool:
+    """Whether the engine itself says so; asking through the router would fill its log while the engine loads."""
+    try:
+        with urlopen(f"{engine_url}/health", timeout=2) as response:
+            return bool(response.status == HTTPStatus.OK)
+    except OSError:
+        return False
 
 
 def _require_alive(parts: Sequence[Part]) -> None:
