@@ -39,7 +39,6 @@ def measure(
     if json:
         print(report.model_dump_json(indent=2))
     else:
-        out_console = Console()
         # A file or a pipe has no width of its own, and rich would squeeze the table into 80 columns.
-        width = out_console.width if out_console.is_terminal else tables.WIDTH
-        out_console.print(tables.terminal(report), width=width)
+        console = Console() if sys.stdout.isatty() else Console(width=tables.WIDTH)
+        console.print(tables.terminal(report))

@@ -29,7 +29,7 @@ def step(text: str) -> Iterator[Report]:
     )
     if not console.is_terminal:
         console.print(f"… {text}")
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(text, total=None, detail="")
 
         def report(fraction: float, detail: str) -> None:
