@@ -43,24 +43,32 @@ SAMPLINGS = tuple(
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one engine's samples under the target: per prompt, each sample's mean log-probability a token (nat)."""
+    """Of one engine's samples under the target (at temperature 1, nothing cut off): per prompt, one figure a sample."""
 
     means: tuple[tuple[float, ...], ...]
-    share_improbable: float
-    """Share of tokens to which the target gives less than 1e-3 (at temperature 1, nothing cut off)."""
+    """Mean log-probability a token, natural logarithm."""
+    improbable: tuple[tuple[float, ...], ...]
+    """Share of tokens to which the target gives less than 1e-3."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two engines' samples, prompt by prompt, and that in standard errors."""
+
+    value: float
+    z: float
 
 
 @dataclass(frozen=True)
 class Comparison:
     sampling: Sampling
-    difference: float
-    z: float
-    share_difference: float
+    mean: Difference
+    improbable: Difference
 
     @property
     def alike(self) -> bool:
-        """Within noise: 4.5 standard errors, and no more than 2 in 100 tokens improbable beyond the reference's."""
-        return abs(self.z) < 4.5 and self.share_difference < 0.02
+        """Within noise: neither figure is off by 4.5 standard errors."""
+        return abs(self.mean.z) < 4.5 and abs(self.improbable.z) < 4.5
 
 
 async def sample_and_score(
@@ -93,24 +101,27 @@ async def sample_and_score(
 
     tasks = [[one(prompt, seed) for seed in range(SAMPLES_PER_PROMPT)] for prompt in PROMPTS]
     scored = [await asyncio.gather(*group) for group in tasks]
-    tokens = [value for group in scored for sample in group for value in sample]
     return Scores(
         means=tuple(tuple(fmean(sample) for sample in group) for group in scored),
-        share_improbable=fmean(value < math.log(1e-3) for value in tokens),
+        improbable=tuple(
+            tuple(fmean(value < math.log(1e-3) for value in sample) for sample in group) for group in scored
+        ),
     )
 
 
 def compare(sampling: Sampling, reference: Scores, other: Scores) -> Comparison:
-    """Difference of the mean log-probabilities, prompt by prompt, in standard errors."""
-    pairs = list(zip(reference.means, other.means, strict=True))
-    difference = fmean(fmean(mine) - fmean(theirs) for theirs, mine in pairs)
-    squared_error = sum(_squared_error(theirs) + _squared_error(mine) for theirs, mine in pairs) / len(pairs) ** 2
     return Comparison(
         sampling,
-        difference,
-        difference / math.sqrt(squared_error),
-        other.share_improbable - reference.share_improbable,
+        mean=_difference(reference.means, other.means),
+        improbable=_difference(reference.improbable, other.improbable),
     )
+
+
+def _difference(reference: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Difference:
+    pairs = list(zip(reference, other, strict=True))
+    value = fmean(fmean(mine) - fmean(theirs) for theirs, mine in pairs)
+    squared_error = sum(_squared_error(theirs) + _squared_error(mine) for theirs, mine in pairs) / len(pairs) ** 2
+    return Difference(value, value / math.sqrt(squared_error))
 
 
 def _squared_error(values: Sequence[float]) -> float:
