@@ -11,6 +11,10 @@ def serve(
     variant: Annotated[str, typer.Option(help="Which of its variants to serve.")],
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the engine's OpenAI API.")] = 8001,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    cpus: Annotated[
+        str | None,
+        typer.Option(help="CPUs for the engine's compute threads, such as 0-7; vLLM's choice when not given."),
+    ] = None,
     hardware: Annotated[str | None, typer.Option(help="cpu or cuda; found out when not given.")] = None,
 ) -> None:
     """Serve one variant of a release with vLLM: restarts it when it crashes, drains it on SIGTERM.
@@ -31,7 +35,14 @@ def serve(
     environment = environments.resolve("engine", hardware)
     jobs.require(environment)
     command = engine_command(
-        manifest, release, variant, host=host, port=port, hardware=machine.detect(), environment=environment
+        manifest,
+        release,
+        variant,
+        host=host,
+        port=port,
+        hardware=machine.detect(),
+        environment=environment,
+        cpus=cpus,
     )
     for notice in command.notices:
         log.event(notice, level="WARNING")

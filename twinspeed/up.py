@@ -1,6 +1,7 @@
 """A release's engines and router, started together, waited for, and stopped together."""
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -73,8 +74,9 @@ def serving(folder: Path, *, host: str, port: int, logs: Path) -> Iterator[Stack
     engine_urls = {variant: f"http://127.0.0.1:{number}" for variant, number in ports.items()}
     parts: list[Part] = []
     try:
-        for variant, number in ports.items():
-            arguments = ["serve", "--release", folder, "--variant", variant, "--port", number]
+        shares = split_cpus(sorted(os.sched_getaffinity(0)), len(ports))
+        for (variant, number), cpus in zip(ports.items(), shares, strict=True):
+            arguments = ["serve", "--release", folder, "--variant", variant, "--port", number, "--cpus", cpus]
             parts.append(_start(variant, arguments, logs))
         engines = [f"--engine={variant}={url}" for variant, url in engine_urls.items()]
         router = ["route", "serve", "--name", release.name, "--host", host, "--port", port, *engines]
@@ -89,6 +91,17 @@ def serving(folder: Path, *, host: str, port: int, logs: Path) -> Iterator[Stack
             # The router first: it lets requests under way finish while their engines still run.
             processes.stop([part.child for part in parts if part.name == "router"], _STOP_S)
             processes.stop([part.child for part in parts if part.name != "router"], _STOP_S)
+
+
+def split_cpus(cpus: Sequence[int], engines: int) -> list[str]:
+    """For each engine on this machine, the CPUs of its compute threads, as vLLM takes them (`0,1,2`).
+
+    Left to itself, every engine binds the same ones. A share of more than one CPU leaves its last one for the engine's
+    server and scheduler.
+    """
+    each = max(1, len(cpus) // engines)
+    shares = [[cpus[(index * each + place) % len(cpus)] for place in range(each)] for index in range(engines)]
+    return [",".join(map(str, share[:-1] or share)) for share in shares]
 
 
 def _start(name: str, arguments: Sequence[object], logs: Path) -> Part:

@@ -56,7 +56,11 @@ def a_release(settings: EngineSettings, speculation: NgramSpeculation | None = N
 
 
 def command(
-    settings: EngineSettings, *, hardware: str = "cpu", speculation: NgramSpeculation | None = None
+    settings: EngineSettings,
+    *,
+    hardware: str = "cpu",
+    speculation: NgramSpeculation | None = None,
+    cpus: str | None = None,
 ) -> EngineCommand:
     return engine_command(
         a_release(settings, speculation),
@@ -66,6 +70,7 @@ def command(
         port=8001,
         hardware=CPU,
         environment=environments.resolve("engine", hardware),
+        cpus=cpus,
     )
 
 
@@ -134,6 +139,13 @@ def test_the_callers_python_does_not_reach_the_engines(monkeypatch: pytest.Monke
     env = command(EAGER).env
     assert env["PYTHONPATH"] == str(environments.project_path())
     assert "VIRTUAL_ENV" not in env
+
+
+def test_compute_threads_are_bound_where_the_caller_says_and_only_on_a_cpu() -> None:
+    settings = EngineSettings(max_model_len=512)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in command(EAGER).env
+    assert command(EAGER, cpus="0,1,2").env["VLLM_CPU_OMP_THREADS_BIND"] == "0,1,2"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in command(settings, hardware="cuda", cpus="0,1,2").env
 
 
 def test_without_a_compiler_the_engine_runs_uncompiled_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
