@@ -79,7 +79,9 @@ def _up(release: Path, logs: Path) -> Iterator[str]:
 
 
 def _say_what_next(url: str, out: Path) -> None:
-    body = {"model": f"{CHECKPOINT}:fast", "messages": [{"role": "user", "content": "Why does it rain?"}]}
+    question = {"role": "user", "content": "Why does it rain?"}
+    # At the API's default temperature of 1, a model this small says the oddest things.
+    body = {"model": f"{CHECKPOINT}:fast", "messages": [question], "temperature": 0}
     console.print(f"Report: {out / 'report.html'} and {out / 'report.json'}")
     console.print("Try it, while it serves (`KEEP=1 make quickstart` keeps it serving):")
     print(
