@@ -12,7 +12,7 @@ from pathlib import Path
 from twinspeed import environments, paths
 from twinspeed.environments import Environment
 from twinspeed.hardware import Hardware
-from twinspeed.release import EngineSettings, Release
+from twinspeed.release import EngineSettings, Release, Variant
 
 DRAIN_S = 30
 """Seconds that requests under way have to finish once an engine is told to stop."""
@@ -69,7 +69,7 @@ def engine_command(
         env |= _cpu_env(hardware, environment, notices)
         if cpus is not None:
             env["VLLM_CPU_OMP_THREADS_BIND"] = cpus
-        options["max-num-batched-tokens"] = _CPU_STEP_TOKENS
+        options["max-num-batched-tokens"] = max(_CPU_STEP_TOKENS, _widest_decode(variant))
         if not settings.args.get("enforce_eager") and not _can_compile(environment):
             options["enforce-eager"] = True
             notices.append(
@@ -89,6 +89,12 @@ def engine_command(
     for name, value in options.items():
         argv += _flag(name, value)
     return EngineCommand(argv=argv, env=env | settings.env, notices=notices)
+
+
+def _widest_decode(variant: Variant) -> int:
+    """Tokens of a step in which every sequence decodes, its drafts included; a step may not be shorter."""
+    drafts = variant.speculation.num_speculative_tokens if variant.speculation else 0
+    return variant.engine.max_num_seqs * (1 + drafts)
 
 
 def _flag(name: str, value: str | int | float | bool) -> list[str]:

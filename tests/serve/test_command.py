@@ -148,6 +148,14 @@ def test_compute_threads_are_bound_where_the_caller_says_and_only_on_a_cpu() -> 
     assert "VLLM_CPU_OMP_THREADS_BIND" not in command(settings, hardware="cuda", cpus="0,1,2").env
 
 
+def test_a_step_on_a_cpu_is_short_but_holds_every_sequence_with_its_drafts() -> None:
+    speculation = NgramSpeculation(num_speculative_tokens=8, prompt_lookup_min=3, prompt_lookup_max=6)
+    crowd = EngineSettings(max_model_len=512, max_num_seqs=128, args={"enforce_eager": True})
+    assert option(command(EAGER).argv, "max-num-batched-tokens") == "512"
+    assert option(command(crowd, speculation=speculation).argv, "max-num-batched-tokens") == str(128 * 9)
+    assert "--max-num-batched-tokens" not in command(crowd, hardware="cuda").argv
+
+
 def test_without_a_compiler_the_engine_runs_uncompiled_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve.command._can_compile", lambda environment: False)
     built = command(EngineSettings(max_model_len=512))
