@@ -24,6 +24,7 @@ bench-quickstart: $(VENV)/.base
 
 schema: $(VENV)/.base
 	$(BIN)/python -c "from twinspeed import release; print(release.json_schema(), end='')" > docs/release.schema.json
+	$(BIN)/python -c "from router.settings import json_schema; print(json_schema(), end='')" > docs/router.schema.json
 
 # Markers are written last, so that an install cut short is done again.
 $(VENV)/.base: environments/base.txt pyproject.toml

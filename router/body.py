@@ -1,4 +1,4 @@
-"""Edits the `model` value in the bytes of a JSON request and leaves every other byte as it came."""
+"""Reads a JSON request once, and edits the `model` value in its bytes; every other byte stays as it came."""
 
 import json
 import re
@@ -17,22 +17,28 @@ class BodyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RequestBody:
-    """A validated request: its bytes, its model, and where in them each top-level `model` value stands."""
+    """A validated request: its bytes, its top-level members, and where each `model` value stands in the bytes."""
 
     raw: bytes
     model: str
+    members: dict[str, object]
     spans: tuple[tuple[int, int], ...]
 
-    def with_model(self, model: str) -> bytes:
+    def with_model(self, model: str, member: bytes = b"") -> bytes:
         """The request as it came, with `model` as the value of every top-level `model` key.
 
-        Every one, because parsers differ on which of two equal keys counts.
+        Every one, because parsers differ on which of two equal keys counts. `member` is one more member in JSON, such
+        as `"a":1`, put last, where it takes precedence over an earlier one of its name.
         """
         value = json.dumps(model).encode()
         pieces: list[bytes] = []
         position = 0
         for start, end in self.spans:
             pieces += (self.raw[position:start], value)
+            position = end
+        if member:
+            end = self.raw.rindex(b"}")
+            pieces += (self.raw[position:end], b",", member)
             position = end
         pieces.append(self.raw[position:])
         return b"".join(pieces)
@@ -48,28 +54,25 @@ def parse_body(body: bytes) -> RequestBody:
     except UnicodeDecodeError as error:
         raise BodyError(f"The request body is not UTF-8: {error.reason} at byte {error.start}.") from None
     try:
-        members = _model_values(text)
+        members, found = _members(text)
     except json.JSONDecodeError as error:
         raise BodyError(f"The request body is not valid JSON: {error}.") from None
     except RecursionError:
         raise BodyError("The request body is nested too deeply.") from None
     except ValueError as error:
         raise BodyError(f"The request body is not valid JSON: {error}.") from None
-    if not members:
+    if not found:
         raise BodyError("The request body has no `model`.")
-    model = members[-1][2]
+    model = members["model"]
     if not isinstance(model, str):
         raise BodyError("`model` must be a string.")
-    spans = tuple((_byte_offset(text, start), _byte_offset(text, end)) for start, end, _ in members)
-    return RequestBody(body, model, spans)
+    if not text.isascii():
+        found = [(len(text[:start].encode()), len(text[:end].encode())) for start, end in found]
+    return RequestBody(body, model, members, tuple(found))
 
 
-def _byte_offset(text: str, index: int) -> int:
-    return index if text.isascii() else len(text[:index].encode())
-
-
-def _model_values(text: str) -> list[tuple[int, int, object]]:
-    """Start, end and value of each top-level `model`.
+def _members(text: str) -> tuple[dict[str, object], list[tuple[int, int]]]:
+    """The top-level members, and start and end of each `model` value.
 
     Only the members of the outermost object are walked here; json's C scanner reads each value whole and
     says where it ends, so validation and the search are one pass, whatever the values hold.
@@ -78,10 +81,11 @@ def _model_values(text: str) -> list[tuple[int, int, object]]:
     if not opened:
         reason = "expected a JSON object, without a byte order mark"
         raise json.JSONDecodeError(reason, text, 0)
-    found: list[tuple[int, int, object]] = []
+    members: dict[str, object] = {}
+    found: list[tuple[int, int]] = []
     position = opened.end()
     if _CLOSE.match(text, position):
-        return found
+        return members, found
     while True:
         if not text.startswith('"', position):
             raise json.JSONDecodeError("expected a key in double quotes", text, position)
@@ -90,14 +94,14 @@ def _model_values(text: str) -> list[tuple[int, int, object]]:
         if not colon:
             raise json.JSONDecodeError("expected ':'", text, position)
         start = colon.end()
-        value, position = _JSON.raw_decode(text, start)
+        members[key], position = _JSON.raw_decode(text, start)
         if key == "model":
-            found.append((start, position, value))
+            found.append((start, position))
         comma = _COMMA.match(text, position)
         if comma:
             position = comma.end()
         elif _CLOSE.match(text, position):
-            return found
+            return members, found
         else:
             raise json.JSONDecodeError("expected ',' or the end of the object", text, position)
 

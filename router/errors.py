@@ -3,8 +3,6 @@
 import json
 from collections.abc import Iterable
 
-from starlette.types import Send
-
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -22,13 +20,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
         self.headers: Headers = list(headers)
         kind = "server_error" if status >= 500 else "invalid_request_error"
         # In ASCII, because a message may quote a client's lone surrogate, which UTF-8 cannot hold.
         self.body = json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
-
-    async def send(self, send: Send, headers: Headers) -> None:
-        """Answers with this error, as long as no response has begun."""
-        fixed = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
-        await send({"type": "http.response.start", "status": self.status, "headers": fixed + self.headers + headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": False})

@@ -94,7 +94,7 @@ def test_every_package_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("file", "code", "found"),
     [
-        ("twinspeed/up.py", "import router.app", "router.app"),
+        ("twinspeed/up.py", "import router.service", "router.service"),
         ("twinspeed/up.py", "def later():\n    from serve import command", "serve"),
         ("twinspeed/up.py", "import importlib\nimportlib.import_module('quant.build')", "quant.build"),
         ("twinspeed/hardware.py", "import torch", "torch"),
@@ -164,7 +164,7 @@ def test_the_command_line_with_all_its_commands_imports_nothing_heavy(tmp_path: 
 
 def test_no_module_of_the_base_environment_imports_anything_heavy(tmp_path: Path) -> None:
     modules = light_modules()
-    assert {"router.app", "loadtests.mock_engine", "quant.recipes", "twinspeed.up"} <= set(modules)
+    assert {"router.service", "loadtests.mock_engine", "quant.recipes", "twinspeed.up"} <= set(modules)
     assert imported(*modules, stand_ins=tmp_path) == []
 
 

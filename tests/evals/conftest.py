@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 from evals.report import FORMULAS, Figure, Report, VariantFigures, WorkloadFigures
 from evals.speed import Sample
 from loadtests.mock_engine import MockEngine
-from router.app import create_app
 from router.config import parse_config
+from tests.servers import RouterServer
 
 NAME = "tiny"
 
@@ -45,13 +45,11 @@ def serve() -> Iterator[Callable[..., str]]:
     """Serves an ASGI application until the test ends; gives its base URL."""
     running: list[tuple[uvicorn.Server, threading.Thread, socket.socket]] = []
 
-    def start(app: Any, *, lifespan: bool = False) -> str:
+    def start(app: Any) -> str:
         listening = socket.create_server(("127.0.0.1", 0))
         # asyncio does not set it for a socket it has not made; each answer would wait 40 ms for an acknowledgement.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        config = uvicorn.Config(
-            app, log_level="critical", access_log=False, ws="none", lifespan="on" if lifespan else "off"
-        )
+        config = uvicorn.Config(app, log_level="critical", access_log=False, ws="none", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
         running.append((server, thread, listening))
@@ -89,11 +87,13 @@ def scripted() -> type[Scripted]:
 
 
 @pytest.fixture
-def router_url(serve: Callable[..., str]) -> str:
+def router_url(serve: Callable[..., str]) -> Iterator[str]:
     """A router in front of `tiny:standard` and `tiny:fast`; fast sends eight tokens a chunk."""
     standard = serve(MockEngine(f"{NAME}:standard"))
     fast = serve(MockEngine(f"{NAME}:fast", tokens_per_chunk=8))
-    return serve(create_app(parse_config(NAME, [f"standard={standard}", f"fast={fast}"])), lifespan=True)
+    router = RouterServer(parse_config(NAME, [f"standard={standard}", f"fast={fast}"]))
+    yield router.url
+    router.stop()
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-import router.forward
-from router.app import create_app
-from router.config import parse_config
+from router.api import use_openai_errors
+from tests.servers import AppServer
 
 pytestmark = pytest.mark.unit
 
@@ -35,30 +34,28 @@ def test_lists_the_name_and_every_pin(stack: Any) -> None:
         one = api.models.retrieve(f"{NAME}:fast")
         with pytest.raises(openai.NotFoundError, match="other"):
             api.models.retrieve("other")
-    assert [model.id for model in models] == [NAME, f"{NAME}:standard", f"{NAME}:fast"]
+    ids = [NAME, *(f"{NAME}:{suffix}" for suffix in ("standard", "fast", "floor", "nitro"))]
+    assert [model.id for model in models] == ids
     assert {(model.object, model.owned_by) for model in models} == {("model", "twinspeed")}
     assert one == models[2]
     assert stack.router.request("GET", f"/v1/models/{NAME}").json["id"] == NAME
 
 
-def test_health_is_ok_whatever_the_engines_are(stack: Any) -> None:
+def test_health_tells_how_many_replicas_are_ready(stack: Any, eventually: Callable[..., bool]) -> None:
     healthy = stack.router.request("GET", "/health")
-    assert (healthy.status, healthy.json) == (
-        200,
-        {"status": "ok", "variants": {"standard": "up", "fast": "up"}},
-    )
+    assert (healthy.status, healthy.json) == (200, {"status": "ok", "models": {NAME: {"standard": 1, "fast": 1}}})
     stack.engines["fast"].stop()
-    assert stack.router.request("GET", "/health").json["variants"] == {"standard": "up", "fast": "down"}
+    assert eventually(lambda: not stack.ready("fast"), 3)
+    assert stack.ready("standard")
 
 
-def test_a_silent_engine_is_down_and_does_not_hold_health(
-    start_router: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("router.app._PROBE_TIMEOUT", router.forward.ClientTimeout(total=0.2))
+def test_a_silent_engine_gets_nothing_and_holds_nothing_up(start_router: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        answer = start_router(f"standard={url}", f"fast={url}").request("GET", "/health")
-    assert answer.json == {"status": "ok", "variants": {"standard": "down", "fast": "down"}}
+        router = start_router(f"standard=http://127.0.0.1:{silent.getsockname()[1]}")
+        assert router.request("GET", "/health").json["models"] == {NAME: {"standard": 0}}
+        refused = router.post(CHAT, {"model": NAME, "messages": []})
+    assert_openai_error(refused, 503, "variant_unavailable")
+    assert int(refused.headers["retry-after"]) >= 1
 
 
 def test_metrics_count_by_variant_and_status(stack: Any) -> None:
@@ -67,17 +64,15 @@ def test_metrics_count_by_variant_and_status(stack: Any) -> None:
     stack.router.post(CHAT, {"model": f"{NAME}:fast"}, {"x-mock": "status=429"})
     stack.router.post(CHAT, {"model": "other"})
     requests = "twinspeed_router_requests_total"
-    assert stack.metric(requests, variant="fast", status="200") == 2
-    assert stack.metric(requests, variant="fast", status="429") == 1
-    assert stack.metric(requests, variant="none", status="404") == 1
-    for name in ("time_to_first_byte_seconds", "request_seconds"):
-        assert stack.metric(f"twinspeed_router_{name}_count", variant="fast") == 3
-        assert stack.metric(f"twinspeed_router_{name}_count", variant="standard") == 0
+    assert stack.metric(requests, model=NAME, variant="fast", status="200") == 2
+    assert stack.metric(requests, model=NAME, variant="fast", status="429") == 1
+    assert stack.metric(requests, model="none", variant="none", status="404") == 1
+    assert stack.metric("twinspeed_router_time_to_first_byte_seconds_count", variant="fast") == 3
+    assert stack.metric("twinspeed_router_request_seconds_count", variant="fast") == 3
     assert stack.metric("twinspeed_router_in_flight", variant="fast") == 0
-    assert stack.metric("twinspeed_router_client_disconnects_total", variant="fast") == 0
 
 
-def test_two_apps_do_not_share_counts(stack: Any, start_router: Callable[..., Any]) -> None:
+def test_two_routers_do_not_share_counts(stack: Any, start_router: Callable[..., Any]) -> None:
     other = start_router(f"standard={stack.engines['standard'].url}")
     other.post(CHAT, {"model": NAME, "messages": []})
     assert stack.metric("twinspeed_router_requests_total", variant="standard", status="200") is None
@@ -88,7 +83,7 @@ def test_an_unknown_model_is_refused_and_the_known_are_named(stack: Any, model: 
     answer = stack.router.post(CHAT, {"model": model, "messages": []})
     message = assert_openai_error(answer, 404, "model_not_found")
     assert f"`{model}`" in message
-    assert message.endswith(f"{NAME}, {NAME}:standard, {NAME}:fast.")
+    assert message.endswith(f"{NAME}, {NAME}:standard, {NAME}:fast, {NAME}:floor, {NAME}:nitro.")
     assert answer.json["error"]["param"] == "model"
     assert answer.headers["x-request-id"]
     assert [app.stats.started for app in stack.apps.values()] == [0, 0]
@@ -107,40 +102,29 @@ def test_unknown_paths_and_methods(stack: Any) -> None:
     assert wrong.headers["allow"] == "POST"
 
 
-def test_validation_and_unexpected_errors_have_the_shape_too(serve: Callable[[FastAPI], Any]) -> None:
-    app = create_app(parse_config(NAME, ["standard=http://127.0.0.1:9"]))
+def test_validation_and_unexpected_errors_have_the_shape_too() -> None:
+    app = FastAPI()
+    use_openai_errors(app)
 
     @app.get("/number/{number}")
     async def number(number: int) -> float:
         return 1 / number
 
-    server = serve(app)
+    server = AppServer(app)
     invalid = server.request("GET", "/number/x")
     assert "path.number" in assert_openai_error(invalid, 422, "unprocessable_entity")
     assert "division" not in assert_openai_error(server.request("GET", "/number/0"), 500, "internal_server_error")
+    server.stop()
 
 
-def exchange(port: int, *parts: bytes) -> bytes:
-    """All that the server sends until it closes the connection."""
-    received = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-        for part in parts:
-            connection.sendall(part)
-        while data := connection.recv(65536):
-            received += data
-    return received
+def test_requests_above_the_limits_are_refused(start_stack: Callable[..., Any]) -> None:
+    def small(config: dict[str, Any]) -> None:
+        config["limits"] |= {"body_bytes": 300, "header_bytes": 2048, "messages": 3}
 
-
-def test_a_body_above_the_limit_is_refused_unread(stack: Any) -> None:
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: r\r\ncontent-length: {64 * 1024 * 1024 + 1}\r\n\r\n"
-    received = exchange(stack.router.port, head.encode())
-    assert received.startswith(b"HTTP/1.1 413 ")
-    assert b'"code": "request_too_large"' in received
-
-
-def test_a_body_that_grows_above_the_limit_is_refused(stack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.forward, "BODY_LIMIT", 10)
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n"
-    received = exchange(stack.router.port, head.encode(), b"b\r\n01234567890\r\n")
-    assert received.startswith(b"HTTP/1.1 413 ")
-    assert b'"code": "request_too_large"' in received
+    router = start_stack(small).router
+    assert_openai_error(
+        router.post(CHAT, {"model": NAME, "messages": [{"content": "x" * 300}]}), 413, "request_too_large"
+    )
+    assert_openai_error(router.post(CHAT, {"model": NAME}, {"x-large": "x" * 2048}), 431, "headers_too_large")
+    assert_openai_error(router.post(CHAT, {"model": NAME, "messages": [{}] * 4}), 400, "too_many_messages")
+    assert router.post(CHAT, {"model": NAME, "messages": [{}] * 3}).status == 200

@@ -8,14 +8,15 @@ from twinspeed.errors import InputError
 pytestmark = pytest.mark.unit
 
 
-def test_reads_variants_in_their_order() -> None:
-    config = parse_config("acme/m", ["standard=http://127.0.0.1:8001/", "fast=https://engine.example"])
-    assert [(u.variant, u.base_url, u.model_id) for u in config.upstreams.values()] == [
-        ("standard", "http://127.0.0.1:8001", "acme/m:standard"),
-        ("fast", "https://engine.example", "acme/m:fast"),
-    ]
-    assert list(config.models) == ["acme/m", "acme/m:standard", "acme/m:fast"]
-    assert config.models["acme/m"].variant == "standard"
+def test_reads_variants_in_their_order_and_replicas_of_one_variant_together() -> None:
+    engines = ["standard=http://127.0.0.1:8001/", "fast=http://engine.example", "standard=http://127.0.0.1:8002"]
+    config = parse_config("acme/m", engines, port=9000)
+    assert (config.auth, config.listen.port) == ("off", 9000)
+    [model] = config.models
+    assert {variant: each.replicas for variant, each in model.variants.items()} == {
+        "standard": ("http://127.0.0.1:8001", "http://127.0.0.1:8002"),
+        "fast": ("http://engine.example",),
+    }
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,10 @@ def test_reads_variants_in_their_order() -> None:
         (["standard=http://h:99999"], "no http URL"),
         (["standard=http://h:1/v1"], "nothing after it"),
         (["standard=http://h:1?a=b"], "nothing after it"),
-        (["standard=http://h:1", "standard=http://h:2"], "given twice"),
+        (["standard=http://h:1", "standard=http://h:1"], "listed twice"),
+        (["standard=http://h:1", "fast=http://h:1"], "listed for two variants"),
+        (["standard=https://h:1"], "no http URL"),
+        (["standard=http://h:1", "nitro=http://h:2"], "is a goal"),
     ],
 )
 def test_refuses_bad_engines_in_one_line(engines: list[str], reason: str) -> None:
