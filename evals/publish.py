@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from evals import page, report as reports, tables, workloads
-from evals.benchmark import Benchmark
 from evals.report import Figure, Report, VariantFigures
 from twinspeed import files
+from twinspeed.benchmark import Benchmark
 from twinspeed.errors import InputError, TwinspeedError
 
 NAME = "quickstart"

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from http import HTTPStatus
+from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI, Request as ApiRequest, Response
 from fastapi.exceptions import RequestValidationError
@@ -17,22 +18,9 @@ from router.gateway import Gateway
 from router.http.asgi import AsgiResponder
 from router.http.server import Connection, Request, Responder
 from router.observe import Observer
+from router.openapi import FORWARDED, operation
 from router.relay import Attempt
 from router.table import unknown_model
-
-# Paths that every engine serves, or refuses by itself where its model cannot.
-FORWARDED = frozenset(
-    (
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/embeddings",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/tokenize",
-        "/detokenize",
-    )
-)
 
 
 class ForwardedResponder:
@@ -107,7 +95,9 @@ class AsgiApp:
 
 def create_rest(gateway: Gateway, observer: Observer, *more: APIRouter) -> FastAPI:
     """What the router answers by itself: models, health, metrics, and the routes in `more`."""
-    app = FastAPI(title="Twinspeed router", openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Twinspeed router", version=version("twinspeed"), docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     use_openai_errors(app)
     created = int(time.time())
     for routes in more:
@@ -125,7 +115,7 @@ def create_rest(gateway: Gateway, observer: Observer, *more: APIRouter) -> FastA
 
     # Answered before a request gets here; declared for the document, and to refuse other methods.
     for path in sorted(FORWARDED):
-        app.add_api_route(path, _answered_elsewhere, methods=["POST"])
+        app.add_api_route(path, _answered_elsewhere, methods=["POST"], openapi_extra=operation(path))
 
     def entry(model_id: str) -> dict[str, object]:
         return {"id": model_id, "object": "model", "created": created, "owned_by": "twinspeed"}

@@ -50,6 +50,7 @@ class Dispatcher:
         record = exchange.record
         self._budget.request()
         tried: set[str] = set()
+        stale: set[str] = set()
         while True:
             record.attempts += 1
             leg = await self._place(exchange, demand, scheduling, tried)
@@ -61,15 +62,18 @@ class Dispatcher:
             unreached = outcome.error is not None and outcome.error.status == 503
             if outcome.sent or not (unreached or outcome.status in _RETRIED):
                 return outcome
-            if outcome.stale:
-                # The engine had closed the connection while it was idle: nothing was tried yet.
+            url = leg.backend.replica.url
+            if outcome.stale and url not in stale:
+                # The engine had closed the connection while it was idle: nothing was tried yet. Believed once, or a
+                # request that breaks connections would be sent again for as long as others leave idle ones.
+                stale.add(url)
                 leg.backend.pool.drop_idle()
                 record.attempts -= 1
                 continue
             if record.attempts >= self._config.retries.attempts or not self._budget.take():
                 return outcome
             self._observer.retried()
-            tried.add(leg.backend.replica.url)
+            tried.add(url)
             await asyncio.sleep(self._budget.backoff(record.attempts))
 
     async def _place(self, exchange: Exchange, demand: Demand, scheduling: Class, tried: set[str]) -> Leg:

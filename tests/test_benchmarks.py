@@ -7,14 +7,25 @@ from typing import Any
 
 import pytest
 
-from evals import benchmark
+from twinspeed import benchmark
 from twinspeed.errors import InputError
 
 pytestmark = pytest.mark.unit
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
 # The results that a benchmark has to have.
-REQUIRED = {"quickstart": ("chat_speed_ratio", "edit_speed_ratio", "code_speed_ratio")}
+REQUIRED = {
+    "quickstart": ("chat_speed_ratio", "edit_speed_ratio", "code_speed_ratio"),
+    "router-peers": (
+        *(
+            f"{who}{row}_cpu_ms"
+            for who in ("", "litellm_", "vllm_router_")
+            for row in ("json_c32", "sse_c32", "sse_paced")
+        ),
+        "probes_passed",
+        "probes_total",
+    ),
+}
 VALID = {
     "command": "make bench-quickstart",
     "date": "2026-01-02T03:04:05Z",

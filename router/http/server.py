@@ -277,6 +277,8 @@ class Connection(asyncio.Protocol):
 
     def respond(self, status: int, headers: Headers, body: bytes = b"") -> None:
         """Answers the request whole, in one write."""
+        if self._lost:
+            return
         out = self._head(status, headers)
         if status not in _WITHOUT_BODY:
             out.append(b"content-length: %d\r\n\r\n" % len(body))
@@ -289,6 +291,8 @@ class Connection(asyncio.Protocol):
 
     def begin(self, status: int, headers: Headers, first: bytes = b"") -> None:
         """Starts an answer of unknown length."""
+        if self._lost:
+            return
         out = self._head(status, headers)
         self._chunked = self._parser_version() != "1.0"
         out.append(b"transfer-encoding: chunked\r\n\r\n" if self._chunked else b"connection: close\r\n\r\n")
@@ -300,10 +304,15 @@ class Connection(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """More of an answer that was begun."""
+        # uvloop refuses what is written after the connection was lost, and the cancelled task has yet to run.
+        if self._lost:
+            return
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self, last: bytes = b"") -> None:
         """Ends an answer that was begun."""
+        if self._lost:
+            return
         if self._chunked:
             self._transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n")
         elif last:

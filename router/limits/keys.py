@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from router.config import LaneName
 from router.record import NANO
-from twinspeed.errors import InputError
 
 _PREFIX = "sk-ts-"
 _SECRET_LENGTH = len(_PREFIX) + len(secrets.token_urlsafe(32))
@@ -90,22 +89,6 @@ def new_key(settings: KeySettings) -> tuple[Key, str, bytes]:
     key = Key(f"key_{secrets.token_hex(6)}", settings, int(time.time()))
     secret = _PREFIX + secrets.token_urlsafe(32)
     return key, secret, hashlib.sha256(secret.encode()).digest()
-
-
-def stored_key(key_id: str, settings: str, created_at: int) -> Key:
-    """A key from a store, its settings in JSON.
-
-    Raises:
-        InputError: they are of another version of the router.
-    """
-    try:
-        return Key(key_id, KeySettings.model_validate_json(settings), created_at)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise InputError(
-            f"state.url: the stored settings of {key_id} are of another version: {field}: {first['msg']}."
-        ) from None
 
 
 def digest(secret: str) -> bytes | None:

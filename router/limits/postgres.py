@@ -1,4 +1,4 @@
-"""Keys and limits of many routers in Postgres 14 or later: one function per operation, by the server's clock."""
+"""Keys and limits of many routers in Postgres: one function per operation, by the server's clock."""
 
 import time
 from typing import Protocol, cast
@@ -6,10 +6,10 @@ from typing import Protocol, cast
 import asyncpg  # type: ignore[import-untyped]
 
 from router.limits import postgres_schema
-from router.limits.keys import Key, stored_key
+from router.limits.keys import Key
 from router.limits.remote import CONNECTIONS, TIMEOUT_S, RemoteStore, Verdict
 from router.limits.results import KeyUsage
-from router.limits.store import StoreUnavailable
+from router.limits.store import StoreUnavailable, reason, stored_key
 
 _RESERVE = "SELECT * FROM twinspeed_reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 _END = "SELECT twinspeed_end($1, $2, $3, $4, $5, $6)"
@@ -24,14 +24,23 @@ INSERT INTO twinspeed_accounts (key_id) VALUES ($1) ON CONFLICT DO NOTHING
 _REVOKE = "UPDATE twinspeed_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
 _FIND = "SELECT id, settings, created_at FROM twinspeed_keys WHERE sha256 = $1 AND revoked_at IS NULL"
 _LIST = "SELECT id, settings, created_at FROM twinspeed_keys WHERE revoked_at IS NULL ORDER BY created_at"
-_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
-# The connection was lost, and another one may work: the server was restarted, or a proxy closed it.
-_LOST = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError, asyncpg.InterfaceError, OSError)
+# The connection was lost: the server was restarted, or a proxy closed it. The internal error is what asyncpg raises
+# where the server's farewell is still unread.
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+)
+_FAILURES = (asyncpg.PostgresError, *_LOST)
 _Row = tuple[object, ...]
 
 
 class _Pool(Protocol):
     async def fetch(self, query: str, *arguments: object) -> list[_Row]: ...
+
+    async def expire_connections(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -106,15 +115,19 @@ class PostgresStore(RemoteStore):
         try:
             try:
                 return await self._pool.fetch(query, *arguments)
+            except TimeoutError:
+                raise
             except _LOST:
+                # The others are likely lost too.
+                await self._pool.expire_connections()
                 return await self._pool.fetch(query, *arguments)
         except _FAILURES as error:
             raise self._unavailable(error) from None
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         # asyncpg quotes a URL that it cannot read, with its password.
-        reason = "the URL cannot be read" if isinstance(error, ValueError) else str(error) or "no answer in time"
-        return StoreUnavailable(f"state.url: Postgres at {self._address}: {reason}.")
+        why = "the URL cannot be read" if isinstance(error, ValueError) else reason(error)
+        return StoreUnavailable(f"state.url: Postgres at {self._address}: {why}.")
 
 
 def _key(row: _Row) -> Key:

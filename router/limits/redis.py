@@ -10,10 +10,10 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import RedisError
 
 from router.limits import redis_scripts
-from router.limits.keys import Key, stored_key
+from router.limits.keys import Key
 from router.limits.remote import CONNECTIONS, TIMEOUT_S, RemoteStore, Verdict
 from router.limits.results import KeyUsage
-from router.limits.store import StoreUnavailable
+from router.limits.store import StoreUnavailable, reason, stored_key
 from twinspeed.errors import InputError
 
 _ALL = "twinspeed:keys"
@@ -110,7 +110,7 @@ class RedisStore(RemoteStore):
         try:
             yield
         except (RedisError, OSError) as error:
-            raise StoreUnavailable(f"state.url: Redis at {self._address}: {error}.") from None
+            raise StoreUnavailable(f"state.url: Redis at {self._address}: {reason(error)}.") from None
 
 
 def _account(key_id: str) -> tuple[str, str, str]:

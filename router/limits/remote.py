@@ -98,14 +98,22 @@ class RemoteStore(ABC):
         )
 
     async def settle(self, reservation: Reservation, *, tokens: int, cost: int) -> None:
-        await asyncio.shield(self._start(self._end(reservation.key_id, reservation.id, tokens, cost, 1)))
+        await asyncio.shield(self._start(self._book(reservation.key_id, reservation.id, tokens, cost, 1)))
 
     async def cancel(self, reservation: Reservation, *, count_request: bool) -> None:
-        await asyncio.shield(self._start(self._end(reservation.key_id, reservation.id, 0, 0, int(count_request))))
+        await asyncio.shield(self._start(self._book(reservation.key_id, reservation.id, 0, 0, int(count_request))))
 
     async def _give_back(self, taking: asyncio.Task[Verdict], key_id: str, lease: str) -> None:
         await asyncio.wait((taking,))
-        await self._end(key_id, lease, 0, 0, 0)
+        await self._book(key_id, lease, 0, 0, 0)
+
+    async def _book(self, key_id: str, lease: str, tokens: int, cost: int, requests: int) -> None:
+        try:
+            await self._end(key_id, lease, tokens, cost, requests)
+        except StoreUnavailable as error:
+            # Here and not by the caller, who may have gone.
+            _logger.warning("%s A reservation of %s will be charged in full.", error, key_id)
+            raise
 
     def _start(self, operation: Coroutine[object, object, _T]) -> asyncio.Task[_T]:
         """Runs an operation in a task of its own, which `close` waits for."""
@@ -116,10 +124,9 @@ class RemoteStore(ABC):
 
     def _finished(self, task: asyncio.Task[_T]) -> None:
         self._unfinished.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            # Told here too, since the caller may have gone.
-            _logger.warning("%s", error)
+        if not task.cancelled():
+            # Else asyncio complains that nobody has read it, if the caller has gone.
+            task.exception()
 
     @abstractmethod
     async def open(self) -> None: ...

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from router.limits.account import Account, Period
-from router.limits.keys import Key, KeySettings, new_key, stored_key
+from router.limits.keys import Key, KeySettings, new_key
 from router.limits.memory import MemoryStore
 from router.limits.results import Reservation
-from router.limits.store import StoreUnavailable
+from router.limits.store import StoreUnavailable, stored_key
 from twinspeed.errors import InputError
 
 _T = TypeVar("_T")
@@ -71,10 +71,10 @@ class SqliteStore(MemoryStore):
             raise
 
     async def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         if self._writing is not None:
             await self._writing
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             await self._in_thread(self._finish, self._changes())
         finally:

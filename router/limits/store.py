@@ -20,6 +20,8 @@ Stores
 
 from typing import Protocol
 
+from pydantic import ValidationError
+
 from router.limits.keys import Key, KeySettings
 from router.limits.results import KeyUsage, Refusal, Reservation
 from twinspeed.errors import TwinspeedError
@@ -65,3 +67,25 @@ class Store(Protocol):
 
     async def usage(self, key_id: str) -> KeyUsage | None:
         """What a key has used, also once it is revoked; None if there never was such a key."""
+
+
+def stored_key(key_id: str, settings: str, created_at: int) -> Key:
+    """A key from a store, its settings in JSON.
+
+    Raises:
+        StoreUnavailable: they are of another version of the router.
+    """
+    try:
+        return Key(key_id, KeySettings.model_validate_json(settings), created_at)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise StoreUnavailable(
+            f"state.url: the stored settings of {key_id} are of another version: {field}: {first['msg']}."
+        ) from None
+
+
+def reason(error: Exception) -> str:
+    """What a library's error says, in one line without a full stop."""
+    lines = str(error).splitlines()
+    return lines[0].rstrip(".") if lines else "no answer in time"

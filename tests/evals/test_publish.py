@@ -6,8 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from evals import benchmark, publish
+from evals import publish
 from evals.report import Report, VariantFigures
+from twinspeed import benchmark
 from twinspeed.errors import InputError
 
 pytestmark = pytest.mark.unit

@@ -56,7 +56,7 @@ def test_the_clock_starts_before_the_request_and_stops_after_the_last_token(
 ) -> None:
     sample = ask(client_of(serve(MockEngine("tiny:fast", ttft=0.05, itl=0.01))))
     assert sample.ttft_s >= 0.05
-    assert sample.e2e_s >= sample.ttft_s + 9 * 0.01
+    assert sample.e2e_s >= 0.05 + 9 * 0.01
 
 
 def test_the_formulas(make_sample: Callable[..., Sample]) -> None:
