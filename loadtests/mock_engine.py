@@ -1,221 +1,165 @@
 """A deterministic stand-in for one vLLM server, which misbehaves on request and tells what reached it.
 
-Answers are `w0 w1 w2 …`, one word a token, `max_tokens` of them. `return_token_ids` (streams) and `prompt_logprobs`
-(completions of a prompt of token ids) are answered in vLLM's form. A request's header `x-mock` may ask for
+It serves one model id by vLLM's APIs: chat completions, completions, responses, messages, embeddings, tokenize and
+detokenize, health, models and metrics. A token is a word. An answer is `w0 w1 w2 …`, as long as it may be, or for
+    metadata.tag or user                        the same with `[tag]` as its first token
+    response_format or text.format              a small JSON value that fits a simple schema
+    tools, where tool_choice asks for a call    a call whose arguments fit the function's parameters
+    x_echo_sha: true                            the SHA-256 of the body as it arrived, whole, in hexadecimal
+`stop`, `n`, `logprobs`, `return_token_ids` (chat, completions) and `prompt_logprobs` (completions) are answered in
+vLLM's form. A repeated beginning of a prompt is cached, in blocks of 16 tokens, for requests of one `cache_salt`.
+
+A request's header `x-mock`, or else POST /fault {"x-mock": …} for all requests until POST /fault {}, may ask for
     status=S        an answer with status S and an error body
     hang            nothing until POST /release
     hold-after=N    N events (not streamed: half of the body), then nothing until POST /release
     die-after=N     N events (not streamed: half of the body), then a broken connection
     cut-after=N     as die-after, with half of the next event before the end
+    garbage         a whole answer of bytes that are no JSON
+    bad-http        bytes that are no HTTP, then the end of the connection
+    reset           a reset of the connection before the head
+    slow=MS         a pause before each event (not streamed: before each half of the body)
+    split           each event (each half) in three writes
+    burst=N         N events in each write
+and with `once:` before it for the next request only; in a header, only for the first request of an x-request-id.
+
 GET /stats: how many requests started, finished and were aborted by the peer, and what the last one brought.
+GET /log?limit=N: the last requests, with their ids and outcomes. GET /requests: how often each x-request-id came.
+POST /release-loading: the end of a start that would last longer; until then all of vLLM's paths answer 503.
 """
 
 import asyncio
-import base64
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+import time
+from typing import Annotated
+from urllib.parse import parse_qs
 
 import typer
 from starlette.types import Receive, Scope, Send
 
-_PATHS = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
-# Every prompt is these tokens, and token N of every answer has id 1000 + N.
-_PROMPT_TOKEN_IDS = [1, 2, 3, 4, 5]
-_FIRST_TOKEN_ID = 1000
-_Headers = list[tuple[bytes, bytes]]
-_PeerLeft = asyncio.Task[None]
-
-
-@dataclass
-class Stats:
-    """`last_body` in base64; `last_headers` in the order they came."""
-
-    started: int = 0
-    finished: int = 0
-    aborted: int = 0
-    last_body: str = ""
-    last_query: str = ""
-    last_peer: str = ""
-    last_headers: list[tuple[str, str]] = field(default_factory=list)
-
-
-class _PeerLeftError(Exception):
-    """The peer closed the connection before its answer was complete."""
+from loadtests.mock_answers import PATHS, Answers
+from loadtests.mock_batch import Batch, Pace
+from loadtests.mock_faults import BrokenOffError, Fault, Holds, Peer, break_connection, parse_fault
+from loadtests.mock_http import METRICS, header, read_body, respond, respond_error
+from loadtests.mock_ledger import ABORTED, FINISHED, Entry, Ledger, Stats
+from loadtests.mock_request import BadRequestError
+from loadtests.mock_wire import to_json
 
 
 class MockEngine:
-    """An ASGI application that serves one model id. Times in seconds."""
+    """An ASGI application that serves one model id. Times in seconds; Pace explains those of the batch."""
 
-    def __init__(self, model: str, *, ttft: float = 0.0, itl: float = 0.0, tokens_per_chunk: int = 1) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        ttft: float = 0.0,
+        itl: float = 0.0,
+        tokens_per_chunk: int = 1,
+        itl_per_seq: float = 0.0,
+        prefill_tokens_per_s: float = 0.0,
+        max_num_seqs: int = 0,
+        loading: float = 0.0,
+    ) -> None:
+        """Answers 503 for `loading` seconds from now; infinity lasts until POST /release-loading."""
         self.model = model
         self.stats = Stats()
-        self._ttft = ttft
-        self._itl = itl
-        self._tokens_per_chunk = tokens_per_chunk
-        self._released = asyncio.Event()
+        self.ledger = Ledger()
+        self._batch = Batch(Pace(ttft, itl, itl_per_seq, prefill_tokens_per_s, max_num_seqs))
+        self._holds = Holds()
+        self._answers = Answers(model, self._batch, self._holds, tokens_per_chunk)
+        self._ready_at = time.monotonic() + loading
+        self._default_fault = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match scope["method"], scope["path"]:
+        path: str = scope["path"]
+        if path in PATHS and scope["method"] == "POST" and not self._is_loading():
+            await self._serve(path, scope, receive, send)
+            return
+        match scope["method"], path:
+            case "GET", "/stats":
+                await respond(send, 200, to_json(self.stats.to_json()))
+            case "GET", "/log":
+                limit = int(parse_qs(scope["query_string"].decode()).get("limit", ["100"])[0])
+                await respond(send, 200, to_json({"requests": self.ledger.last(limit)}))
+            case "GET", "/requests":
+                await respond(send, 200, to_json(self.ledger.counts))
+            case "POST", "/release":
+                self._holds.release()
+                await respond(send, 200, b"{}")
+            case "POST", "/release-loading":
+                self._ready_at = 0.0
+                await respond(send, 200, b"{}")
+            case "POST", "/fault":
+                await self._set_fault(await read_body(receive), send)
+            case _ if self._is_loading():
+                await respond_error(send, path, 503, "The engine is loading its model.")
             case "GET", "/health":
-                await _respond(send, 200, {})
+                await respond(send, 200, b"{}")
             case "GET", "/v1/models":
                 model = {"id": self.model, "object": "model", "created": 0, "owned_by": "mock"}
-                await _respond(send, 200, {"object": "list", "data": [model]})
-            case "GET", "/stats":
-                await _respond(send, 200, asdict(self.stats))
-            case "POST", "/release":
-                self._released.set()
-                await _respond(send, 200, {})
-            case "POST", path if path in _PATHS:
-                await self._generate(scope, receive, send)
+                await respond(send, 200, to_json({"object": "list", "data": [model]}))
+            case "GET", "/metrics":
+                await respond(send, 200, self._batch.metrics(self.model), METRICS)
             case _:
-                await _respond_error(send, 404, "Not Found")
+                await respond_error(send, path, 404, "Not Found")
 
-    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        self.stats.started += 1
-        self.stats.last_body = base64.b64encode(body).decode()
-        self.stats.last_query = scope["query_string"].decode("latin-1")
-        self.stats.last_peer = str(scope["client"])
-        self.stats.last_headers = headers
-        peer_left = asyncio.create_task(_until_disconnect(receive))
-        fault = dict(headers).get("x-mock", "")
+    def _is_loading(self) -> bool:
+        return time.monotonic() < self._ready_at
+
+    async def _set_fault(self, body: bytes, send: Send) -> None:
+        fault = json.loads(body).get("x-mock", "")
         try:
-            await self._answer(json.loads(body), _PATHS[scope["path"]], fault, peer_left, send)
-            self.stats.finished += 1
-        except _PeerLeftError:
+            if fault:
+                parse_fault(fault)
+        except BadRequestError as error:
+            await respond_error(send, "/fault", 400, str(error))
+            return
+        self._default_fault = fault
+        await respond(send, 200, b"{}")
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        headers = scope["headers"]
+        self.stats.add(body, scope["query_string"], headers, str(scope["client"]))
+        entry = self.ledger.add(path, header(headers, b"x-request-id"))
+        peer = Peer(receive)
+        try:
+            fault = self._choose_fault(entry, header(headers, b"x-mock"))
+            if fault is not None and fault.name in ("reset", "bad-http"):
+                await break_connection(fault, send, receive)
+            elif fault is not None and fault.name == "status":
+                await respond_error(send, path, fault.number, "As asked.", (b"retry-after", b"7"))
+            else:
+                await self._answers.answer(path, body, fault, peer, send)
+        except BadRequestError as error:
+            await respond_error(send, path, 400, str(error))
+        except BrokenOffError:
+            pass
+        except asyncio.CancelledError:
+            if not peer.left:
+                raise
             self.stats.aborted += 1
+            entry.outcome = ABORTED
+            return
         finally:
-            peer_left.cancel()
+            peer.close()
+        self.stats.finished += 1
+        entry.outcome = FINISHED
 
-    async def _answer(self, request: dict[str, Any], kind: str, fault: str, peer_left: _PeerLeft, send: Send) -> None:
-        fault, _, argument = fault.partition("=")
-        if fault == "status":
-            await _respond_error(send, int(argument), "As asked.")
-            return
-        if request["model"] != self.model:
-            await _respond_error(send, 404, f"The model `{request['model']}` does not exist.")
-            return
-        if fault == "hang":
-            await self._hold(peer_left)
-        await _pause(peer_left, self._ttft)
-        if request.get("stream"):
-            pieces = list(self._events(request, kind))
-            fault_at = int(argument or 0)
-            await _start(send, 200, [(b"content-type", b"text/event-stream; charset=utf-8")])
-        else:
-            whole = json.dumps(self._completion(request, kind)).encode()
-            pieces = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
-            fault_at = 1
-            length = (b"content-length", b"%d" % len(whole))
-            await _start(send, 200, [(b"content-type", b"application/json"), length])
-        for index, piece in enumerate(pieces):
-            if index == fault_at and fault == "hold-after":
-                await self._hold(peer_left)
-            if index == fault_at and fault in ("die-after", "cut-after"):
-                # The server breaks the connection of an answer that is left incomplete.
-                await _send(send, piece[: len(piece) // 2] if fault == "cut-after" else b"")
-                return
-            await _send(send, piece)
-            await _pause(peer_left, self._itl)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _hold(self, peer_left: _PeerLeft) -> None:
-        released = asyncio.create_task(self._released.wait())
-        await asyncio.wait((released, peer_left), return_when=asyncio.FIRST_COMPLETED)
-        released.cancel()
-        self._released.clear()
-        await _pause(peer_left, 0)
-
-    def _events(self, request: dict[str, Any], kind: str) -> Iterator[bytes]:
-        """One event for each `tokens_per_chunk` tokens, then the finish, usage if asked for, and [DONE]."""
-        tokens = _tokens(request)
-        base = self._base(kind if kind == "text_completion" else "chat.completion.chunk")
-        for start in range(0, len(tokens), self._tokens_per_chunk):
-            part = tokens[start : start + self._tokens_per_chunk]
-            choice = _choice(kind, "".join(part), None, "delta")
-            chunk = {**base, "choices": [choice]}
-            if request.get("return_token_ids"):
-                choice["token_ids"] = [_FIRST_TOKEN_ID + start + offset for offset in range(len(part))]
-                if start == 0:
-                    chunk["prompt_token_ids"] = _PROMPT_TOKEN_IDS
-            yield _event(chunk)
-        yield _event({**base, "choices": [_choice(kind, "", "length", "delta")]})
-        if (request.get("stream_options") or {}).get("include_usage"):
-            yield _event({**base, "choices": [], "usage": _usage(len(tokens))})
-        yield b"data: [DONE]\n\n"
-
-    def _completion(self, request: dict[str, Any], kind: str) -> dict[str, Any]:
-        tokens = _tokens(request)
-        choice = _choice(kind, "".join(tokens), "length", "message")
-        if request.get("prompt_logprobs"):
-            choice["prompt_logprobs"] = [None, *(_logprob(token) for token in request["prompt"][1:])]
-        return {**self._base(kind), "choices": [choice], "usage": _usage(len(tokens))}
-
-    def _base(self, kind: str) -> dict[str, Any]:
-        return {"id": "mock-1", "object": kind, "created": 0, "model": self.model}
-
-
-def _tokens(request: dict[str, Any]) -> list[str]:
-    return [f"w{index} " for index in range(request.get("max_tokens") or 16)]
-
-
-def _choice(kind: str, text: str, finish: str | None, holder: str) -> dict[str, Any]:
-    said = {"text": text} if kind == "text_completion" else {holder: {"role": "assistant", "content": text}}
-    return {"index": 0, **said, "finish_reason": finish}
-
-
-def _logprob(token: int) -> dict[str, Any]:
-    """One position of vLLM's `prompt_logprobs`; every token is the most probable one."""
-    return {str(token): {"logprob": -0.25, "rank": 1, "decoded_token": f"t{token}"}}
-
-
-def _usage(tokens: int) -> dict[str, int]:
-    prompt = len(_PROMPT_TOKEN_IDS)
-    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": tokens + prompt}
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _pause(peer_left: _PeerLeft, seconds: float) -> None:
-    if seconds:
-        await asyncio.wait((peer_left,), timeout=seconds)
-    if peer_left.done():
-        raise _PeerLeftError
-
-
-async def _start(send: Send, status: int, headers: _Headers) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-async def _send(send: Send, part: bytes) -> None:
-    await send({"type": "http.response.body", "body": part, "more_body": True})
-
-
-async def _respond(send: Send, status: int, data: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:
-    body = json.dumps(data).encode()
-    length = (b"content-length", b"%d" % len(body))
-    await _start(send, status, [(b"content-type", b"application/json"), length, *headers])
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def _respond_error(send: Send, status: int, message: str) -> None:
-    error = {"message": message, "type": "MockError", "param": None, "code": status}
-    await _respond(send, status, {"error": error}, (b"retry-after", b"7"))
+    def _choose_fault(self, entry: Entry, asked: str) -> Fault | None:
+        """The header's fault where one is `asked` for, or else the default one."""
+        text = asked or self._default_fault
+        if not text:
+            return None
+        fault = parse_fault(text)
+        if fault.once:
+            if not asked:
+                self._default_fault = ""
+            elif not self.ledger.is_first(entry):
+                return None
+        entry.fault = text
+        return fault
 
 
 def run(
@@ -224,11 +168,24 @@ def run(
     ttft_ms: Annotated[float, typer.Option()] = 0.0,
     itl_ms: Annotated[float, typer.Option()] = 0.0,
     tokens_per_chunk: Annotated[int, typer.Option(min=1)] = 1,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once; more wait. 0 sets no limit.")] = 0,
+    itl_per_seq_ms: Annotated[float, typer.Option(help="Added to each step for each request that runs.")] = 0.0,
+    prefill_tokens_per_s: Annotated[float, typer.Option(help="For all prompts together; 0 takes no time.")] = 0.0,
+    loading_s: Annotated[float, typer.Option(help="503 for so long; inf lasts until POST /release-loading.")] = 0.0,
 ) -> None:
     """Serve the mock engine on 127.0.0.1."""
     import uvicorn
 
-    engine = MockEngine(model, ttft=ttft_ms / 1000, itl=itl_ms / 1000, tokens_per_chunk=tokens_per_chunk)
+    engine = MockEngine(
+        model,
+        ttft=ttft_ms / 1000,
+        itl=itl_ms / 1000,
+        tokens_per_chunk=tokens_per_chunk,
+        itl_per_seq=itl_per_seq_ms / 1000,
+        prefill_tokens_per_s=prefill_tokens_per_s,
+        max_num_seqs=max_num_seqs,
+        loading=loading_s,
+    )
     uvicorn.run(engine, port=port, access_log=False, log_level="critical", lifespan="off", ws="none")
 
 

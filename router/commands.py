@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from router.config import RouterConfig, parse_config
+from router.config import parse_config
 from twinspeed.errors import InputError
 
 
@@ -25,6 +25,12 @@ def serve(
             help="Without --config: a variant and its engine's root, standard=http://127.0.0.1:8001; any number.",
         ),
     ] = None,
+    release: Annotated[
+        Path | None, typer.Option(help="Without --config: the release's folder, whose evidence the choice goes by.")
+    ] = None,
+    usd_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Without --config: the price of one engine's hardware.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Without --config: the address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Without --config: the port; 0 takes a free one.")] = 8000,
     worker: Annotated[
@@ -35,7 +41,17 @@ def serve(
 
     With --config everything is in a file. Without it, one model is served to anyone who can reach the port.
     """
-    settings = _settings(config, name, engine, host, port)
+    if config is not None and (name is not None or engine or release is not None):
+        raise InputError("--config: the file says it all; leave --name, --engine and --release out.")
+    if config is not None:
+        from router.settings import load
+
+        settings = load(config, os.environ)
+    elif name is None or not engine:
+        raise InputError("give --config FILE, or --name NAME and --engine VARIANT=URL for each engine.")
+    else:
+        folder = None if release is None else str(release)
+        settings = parse_config(name, engine, release=folder, usd_per_hour=usd_per_hour, host=host, port=port)
     if config is not None and worker is None and settings.listen.workers > 1:
         from router.workers import supervise
 
@@ -56,20 +72,8 @@ def serve(
         shown = f"[{where.host}]" if ":" in where.host else where.host
         models = ", ".join(f"{model.name} ({', '.join(model.variants)})" for model in settings.models)
         line = f"Routing {models} on http://{shown}:{listener.getsockname()[1]}/v1"
-        folder = Path(metrics) if metrics else None
-        uvloop.run(run(settings, listener, admin_listener, config, folder, lambda: typer.echo(line, err=True)))
-
-
-def _settings(config: Path | None, name: str | None, engine: list[str] | None, host: str, port: int) -> RouterConfig:
-    if config is not None:
-        if name is not None or engine:
-            raise InputError("--config: the file says it all; leave --name and --engine out.")
-        from router.settings import load
-
-        return load(config, os.environ)
-    if name is None or not engine:
-        raise InputError("give --config FILE, or --name NAME and --engine VARIANT=URL for each engine.")
-    return parse_config(name, engine, host=host, port=port)
+        shared = Path(metrics) if metrics else None
+        uvloop.run(run(settings, listener, admin_listener, config, shared, lambda: typer.echo(line, err=True)))
 
 
 def explain(

@@ -217,7 +217,13 @@ class State(_Settings):
         default="memory:",
         description="memory:, sqlite:///PATH, redis://HOST:PORT/DB or postgresql://USER@HOST/DB: keys and limits",
     )
-    folder: str | None = Field(default=None, description="files and batches; without it neither is served")
+    folder: str | None = Field(
+        default=None, description="files and batches, on a local disk; without it neither is served"
+    )
+    file_bytes: int = Field(default=512 * 1024 * 1024, ge=1, description="the largest file")
+    batch_requests: int = Field(
+        default=32, ge=1, le=10_000, description="requests of batches that one process has under way at once"
+    )
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -256,8 +262,16 @@ class RouterConfig(_Settings):
         return self
 
 
-def parse_config(name: str, engines: Iterable[str], *, host: str = "127.0.0.1", port: int = 8000) -> RouterConfig:
-    """A router without keys for one model, from `VARIANT=URL` items.
+def parse_config(
+    name: str,
+    engines: Iterable[str],
+    *,
+    release: str | None = None,
+    usd_per_hour: float | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+) -> RouterConfig:
+    """A router without keys for one model, from `VARIANT=URL` items; `usd_per_hour` is one engine's hardware.
 
     Raises:
         InputError: one is malformed, or `standard` is missing; says which and why.
@@ -284,9 +298,9 @@ def parse_config(name: str, engines: Iterable[str], *, host: str = "127.0.0.1", 
         _model_name(name)
     except ValueError as error:
         raise InputError(f"--name {error}.") from None
-    settings = {variant: {"replicas": urls} for variant, urls in variants.items()}
+    settings = {variant: {"replicas": urls, "usd_per_hour": usd_per_hour} for variant, urls in variants.items()}
     try:
-        model = ModelSettings.model_validate({"name": name, "variants": settings})
+        model = ModelSettings.model_validate({"name": name, "release": release, "variants": settings})
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InputError(f"--engine: {reason}.") from None

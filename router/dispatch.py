@@ -50,7 +50,7 @@ class Dispatcher:
         record = exchange.record
         self._budget.request()
         tried: set[str] = set()
-        stale: set[str] = set()
+        stale = False
         while True:
             record.attempts += 1
             leg = await self._place(exchange, demand, scheduling, tried)
@@ -62,18 +62,17 @@ class Dispatcher:
             unreached = outcome.error is not None and outcome.error.status == 503
             if outcome.sent or not (unreached or outcome.status in _RETRIED):
                 return outcome
-            url = leg.backend.replica.url
-            if outcome.stale and url not in stale:
+            if outcome.stale and not stale:
                 # The engine had closed the connection while it was idle: nothing was tried yet. Believed once, or a
                 # request that breaks connections would be sent again for as long as others leave idle ones.
-                stale.add(url)
+                stale = True
                 leg.backend.pool.drop_idle()
                 record.attempts -= 1
                 continue
             if record.attempts >= self._config.retries.attempts or not self._budget.take():
                 return outcome
             self._observer.retried()
-            tried.add(url)
+            tried.add(leg.backend.replica.url)
             await asyncio.sleep(self._budget.backoff(record.attempts))
 
     async def _place(self, exchange: Exchange, demand: Demand, scheduling: Class, tried: set[str]) -> Leg:

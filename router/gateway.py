@@ -17,6 +17,7 @@ from router.errors import ApiError, Headers
 from router.exchange import Answer, Exchange
 from router.headers import to_client
 from router.http.server import Request
+from router.idempotency import Idempotency
 from router.limits import StoreUnavailable
 from router.observe import Observer
 from router.record import NOTHING, RequestRecord, Usage, format_usd
@@ -43,6 +44,7 @@ class Gateway:
         self._admission = admission
         self._dispatcher = Dispatcher(table.config, observer, self._write_head)
         self._shadows = Shadows(observer)
+        self._idempotency = Idempotency()
         self._ticker: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -105,6 +107,22 @@ class Gateway:
             exchange.key = await self._admission.authenticate(request)
         record.key_id = exchange.key.id if exchange.key is not None else None
         body = self._read(request)
+        claim = await self._idempotency.claim(request, body, record.key_id or "")
+        if claim is None:
+            return await self._answer_anew(exchange, body)
+        if isinstance(claim, Answer):
+            record.reason = "idempotent_replay"
+            return claim
+        answer, good = None, False
+        try:
+            answer = await self._answer_anew(exchange, body)
+            good = record.status == 200 and record.error is None
+        finally:
+            self._idempotency.end(claim, answer, good=good)
+        return answer
+
+    async def _answer_anew(self, exchange: Exchange, body: RequestBody) -> Answer | None:
+        request, record = exchange.request, exchange.record
         entry, pin, goal = self.table.resolve(body.model)
         exchange.entry = entry
         scheduling = read_class(request, body)

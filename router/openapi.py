@@ -44,6 +44,7 @@ _HEADERS = {
     "x-twinspeed-lane": ("string", "`interactive`, `batch` or `rollout`; goes before `service_tier`."),
     "x-twinspeed-task": ("string", "The kind of task, by which the release's quality evidence is looked up."),
     "x-twinspeed-cost": ("string", "`comment`: a stream says what it cost in an SSE comment before `[DONE]`."),
+    "idempotency-key": ("string", "A request sent again under one key is made once, and answered alike."),
     "x-request-id": ("string", "Taken over, and sent to the engine."),
 }
 

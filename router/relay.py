@@ -167,9 +167,11 @@ class Attempt:
         if not self.done.done():
             self.done.cancel()
         tap, outcome = self._tap, self._outcome
-        outcome.usage = Usage(self._prompt_tokens, 0)
-        if tap is not None:
-            outcome.usage = tap.usage() or tap.estimate(self._prompt_tokens)
+        # The answer may have come whole in the turn in which its client left.
+        if outcome.usage is None:
+            outcome.usage = Usage(self._prompt_tokens, 0)
+            if tap is not None:
+                outcome.usage = tap.usage() or tap.estimate(self._prompt_tokens)
         return outcome
 
     # The clock

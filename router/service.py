@@ -26,8 +26,6 @@ from router.settings.watch import ConfigWatcher
 
 # Seconds that running streams get to finish once the router is told to stop.
 _GRACE = 30.0
-# Requests of batches that one process has under way at once; the lanes decide how many of them engines get.
-_BATCH_REQUESTS = 32
 _BUDGETS_EVERY = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -61,7 +59,12 @@ class Router:
             opening.push_async_callback(self.gateway.close)
             if config.state.folder is not None:
                 inner = Inner(self.gateway, self.store)
-                batches = BatchService(Path(config.state.folder), inner.submit, concurrency=_BATCH_REQUESTS)
+                batches = BatchService(
+                    Path(config.state.folder),
+                    inner.submit,
+                    concurrency=config.state.batch_requests,
+                    max_file_bytes=config.state.file_bytes,
+                )
                 await batches.open()
                 opening.push_async_callback(batches.close)
                 self._routes = [create_routes(batches, Owners(self.gateway, admission))]

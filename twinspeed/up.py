@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import openai
 
-from twinspeed import environments, jobs, processes, release as releases
+from twinspeed import environments, hardware, jobs, processes, release as releases
 from twinspeed.console import Report, step
 from twinspeed.errors import TwinspeedError
 from twinspeed.release import Release
@@ -79,7 +79,11 @@ def serving(folder: Path, *, host: str, port: int, logs: Path) -> Iterator[Stack
             arguments = ["serve", "--release", folder, "--variant", variant, "--port", number, "--cpus", cpus]
             parts.append(_start(variant, arguments, logs))
         engines = [f"--engine={variant}={url}" for variant, url in engine_urls.items()]
-        router = ["route", "serve", "--name", release.name, "--host", host, "--port", port, *engines]
+        router = ["route", "serve", "--name", release.name, "--release", folder, "--host", host, "--port", port]
+        usd_per_hour = hardware.detect().usd_per_hour
+        if usd_per_hour is not None:
+            router += ["--usd-per-hour", usd_per_hour / len(engines)]
+        router += engines
         parts.append(_start("router", router, logs))
         stack = Stack(f"http://{f'[{host}]' if ':' in host else host}:{port}", release, engine_urls, parts)
         for part, variant in zip(parts, release.variants, strict=False):

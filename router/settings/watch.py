@@ -120,6 +120,8 @@ def _fixed(config: RouterConfig) -> dict[str, object]:
         "admin.port": admin and admin.port,
         "state.url": config.state.url,
         "state.folder": config.state.folder,
+        "state.file_bytes": config.state.file_bytes,
+        "state.batch_requests": config.state.batch_requests,
         "limits.header_bytes": config.limits.header_bytes,
         "access_log": config.access_log,
         "otlp_endpoint": config.otlp_endpoint,
