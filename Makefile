@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
 
-.PHONY: quickstart test check bench-quickstart schema clean
+.PHONY: quickstart test check bench-quickstart bench-router schema clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/twinspeed quickstart
@@ -21,6 +21,10 @@ check: $(VENV)/.dev
 bench-quickstart: $(VENV)/.base
 	$(BIN)/twinspeed quickstart
 	$(BIN)/python -m evals.publish runs/quickstart/report.json
+
+# The figures in docs/benchmarks/router-peers.*: HARNESS is its folder, PEERS that of the other gateways' environments.
+bench-router: $(VENV)/.base
+	$(BIN)/python -m loadtests.router_peers --harness "$(HARNESS)" --peers "$(PEERS)"
 
 schema: $(VENV)/.base
 	$(BIN)/python -c "from twinspeed import release; print(release.json_schema(), end='')" > docs/release.schema.json

@@ -110,6 +110,8 @@ class Fleet:
         for url in urls:
             backend = mine.get(url)
             if backend is None:
+                # It may have been another variant's until now.
+                self._let_go([entry.backends[url]] if url in entry.backends else [])
                 replica = Replica(url, variant, f"{name}:{variant}", max_in_flight=settings.max_in_flight)
                 backend = entry.backends[url] = new_backend(replica, self.table.config.breaker)
                 self._watching[backend] = asyncio.create_task(self._watch(entry, backend))

@@ -93,6 +93,8 @@ class Attempt:
         self._tap: UsageTap | None = None
         self._head_due = 0.0
         self._paused = False
+        self._heard = False
+        """Whether something came since the last tick."""
 
     def start(self, connection: UpstreamConnection, request: bytes) -> None:
         self._connection = connection
@@ -117,7 +119,7 @@ class Attempt:
         if not self._streamed:
             self._hold(data, last)
             return
-        self.deadline = self._loop.time() + self._timeouts.between_bytes
+        self._heard = True
         downstream, tap = self._downstream, self._tap
         assert downstream is not None
         assert tap is not None
@@ -157,7 +159,7 @@ class Attempt:
     def resume(self) -> None:
         if self._paused:
             self._paused = False
-            self.deadline = self._loop.time() + self._timeouts.between_bytes
+            self._heard = True
             if self._connection is not None:
                 self._connection.transport.resume_reading()
 
@@ -180,6 +182,10 @@ class Attempt:
         """Called a few times a second: enforces the timeouts. `now` in the loop's time."""
         if self.done.done():
             return
+        if self._heard:
+            # Noted here and not with each chunk: the clock's step is what a timeout is exact to.
+            self._heard = False
+            self.deadline = now + self._timeouts.between_bytes
         if now >= self._total or (now >= self.deadline and not self._paused):
             self._disconnect()
             self._fail(f"Variant {self._variant} did not answer in time.", 504, "variant_timeout")
@@ -203,7 +209,7 @@ class Attempt:
             held, self._held = b"".join(self._held), []
             self._tap.add(held)
             self._commit(downstream, held)
-        self.deadline = self._loop.time() + self._timeouts.between_bytes
+        self._heard = True
 
     def _commit(self, downstream: Downstream, first: bytes) -> None:
         outcome = self._outcome

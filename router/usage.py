@@ -1,7 +1,6 @@
 """Reads how many tokens an answer took from its last bytes, in the forms that vLLM writes."""
 
 import json
-from collections import deque
 
 from router.record import Usage
 
@@ -54,21 +53,23 @@ def _count(value: dict[str, object], *names: str) -> int | None:
 
 
 class UsageTap:
-    """Remembers the end of a stream, and counts what stands in for a count when the stream breaks off."""
+    """Remembers the end of a stream, and counts what stands in for a count when the stream breaks off.
+
+    Called for every chunk, so all work is put off until somebody asks, or too much is held.
+    """
 
     __slots__ = ("_events", "_held", "_tail")
 
     def __init__(self) -> None:
-        self._tail: deque[bytes] = deque()
+        self._tail: list[bytes] = []
         self._held = 0
         self._events = 0
 
     def add(self, data: bytes) -> None:
         self._tail.append(data)
         self._held += len(data)
-        self._events += data.count(b"\n\n")
-        while self._held - len(self._tail[0]) > _TAIL:
-            self._held -= len(self._tail.popleft())
+        if self._held > 2 * _TAIL:
+            self._trim()
 
     @property
     def at_boundary(self) -> bool:
@@ -81,7 +82,13 @@ class UsageTap:
 
     def estimate(self, prompt: int) -> Usage:
         """For a stream that was broken off: a token an event, at least, for `prompt` tokens of prompt."""
-        return Usage(prompt, self._events)
+        return Usage(prompt, self._events + b"".join(self._tail).count(b"\n\n"))
+
+    def _trim(self) -> None:
+        text = b"".join(self._tail)
+        self._events += text.count(b"\n\n", 0, len(text) - _TAIL)
+        self._tail = [text[-_TAIL:]]
+        self._held = _TAIL
 
 
 def estimate_tokens(text_bytes: int) -> int:
