@@ -67,11 +67,12 @@ class Fleet:
                 backends: dict[str, Backend] = {}
             else:
                 queue, backends = before.queue, before.backends
-                queue.configure(config.lanes)
                 model.take_over(before.model)
             entries[settings.name] = Entry(settings, model, queue, backends)
         gone = [entry for name, entry in self.table.entries.items() if name not in entries]
         self.table = Table(config, entries)
+        for entry in entries.values():
+            entry.queue.configure(config.lanes)
         for entry in gone:
             self._let_go(list(entry.backends.values()))
         self._find(config)

@@ -80,25 +80,34 @@ class Gateway:
                 record.status = answer.status
                 respond(answer)
         except ApiError as error:
-            record.status, record.error = error.status, error.code
-            fixed = [(b"content-type", b"application/json"), *self._own_headers(exchange)]
-            respond(Answer(error.status, fixed + error.headers, error.body))
+            respond(self._refusal(exchange, error))
         except StoreUnavailable as error:
             _logger.error("keys and limits: %s", error)
-            record.status, record.error = 503, "limits_unavailable"
-            unavailable = ApiError(503, "Keys and limits cannot be checked now. Try again shortly.", code=record.error)
-            fixed = [(b"content-type", b"application/json"), (b"retry-after", b"1"), *self._own_headers(exchange)]
-            respond(Answer(503, fixed, unavailable.body))
+            message = "Keys and limits cannot be checked now. Try again shortly."
+            unavailable = ApiError(503, message, code="limits_unavailable", headers=[(b"retry-after", b"1")])
+            respond(self._refusal(exchange, unavailable))
         except asyncio.CancelledError:
             record.client_left = True
             record.status = record.status or CLIENT_LEFT
-            self._dispatcher.abandon(exchange)
+        except Exception:
+            # A fault of ours. The client is told, or at least does not take a part for the whole.
+            _logger.exception("request %s failed in the router", record.request_id)
+            if not record.status:
+                failure = ApiError(500, "The router failed on this request.", code="internal_server_error")
+                respond(self._refusal(exchange, failure))
+            elif exchange.downstream is not None:
+                exchange.downstream.abort()
         finally:
             self.exchanges.discard(exchange)
             self._dispatcher.abandon(exchange)
             record.e2e_s = perf_counter() - exchange.started
             await self._admission.settle(exchange)
             self._observer.observe(record)
+
+    def _refusal(self, exchange: Exchange, error: ApiError) -> Answer:
+        exchange.record.status, exchange.record.error = error.status, error.code
+        fixed = [(b"content-type", b"application/json"), *self._own_headers(exchange)]
+        return Answer(error.status, fixed + error.headers, error.body)
 
     async def _answer(self, exchange: Exchange) -> Answer | None:
         """The whole answer, or None where it has been streamed."""

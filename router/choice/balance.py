@@ -30,6 +30,10 @@ class Balance:
         self._by_url: dict[str, Replica] = {}
         self._ring = Ring(())
 
+    def configure(self, slow_start: float) -> None:
+        """Takes another slow start, and keeps its state."""
+        self._slow_start = slow_start
+
     def set_replicas(self, replicas: Sequence[Replica]) -> None:
         self.replicas = tuple(replicas)
         self._by_url = {replica.url: replica for replica in self.replicas}

@@ -47,6 +47,7 @@ class Model:
         """Raises InputError where a replica's variant is none of the model's."""
         self.name = settings.name
         self._max_loss = settings.max_quality_loss
+        self._slow_start = slow_start
         self._variants = build(settings, release, slow_start)
         self._sessions = Sessions()
         self._output = _FIRST_OUTPUT
@@ -68,7 +69,13 @@ class Model:
             self._variants[name].balance.set_replicas(those)
 
     def take_over(self, previous: "Model") -> None:
-        """Keeps the sessions, and the answers' length, of the model that this one replaces."""
+        """Keeps the sessions, the answers' length and the replicas of the model that this one replaces.
+
+        Requests that wait by that one see replicas come and go as this one does.
+        """
+        for name in self._variants.keys() & previous._variants.keys():
+            balance = self._variants[name].balance = previous._variants[name].balance
+            balance.configure(self._slow_start)
         self._sessions = previous._sessions
         self._output, self._expected_output = previous._output, previous._expected_output
 

@@ -42,8 +42,8 @@ class Period:
         self.requests = requests
 
     def turn(self, number: int) -> None:
-        """Begins at zero where `number` is a later period; a clock that is set back forgets nothing."""
-        if number > self.number:
+        """Begins at zero where `number` is another period."""
+        if number != self.number:
             self.number = number
             self.cost = self.tokens = self.requests = 0
 
@@ -121,6 +121,7 @@ class Account:
 
     def _turn(self, wall: float) -> None:
         today = int(wall // DAY_S)
+        # A clock that is set back over midnight forgets nothing.
         if today > self.day.number:
             self.day.turn(today)
             self.month.turn(month_of(today))

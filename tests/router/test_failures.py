@@ -96,3 +96,16 @@ def test_an_answer_whose_engine_dies_is_tried_again_and_then_refused(stack: Any)
     assert stack.metric("twinspeed_router_in_flight", variant="fast") == 0
     assert stack.metric("twinspeed_router_client_disconnects_total") == 0
     assert stack.router.post(CHAT, request("fast")).status == 200
+
+
+def test_a_fault_of_the_router_itself_is_a_500_and_holds_nothing(stack: Any, eventually: Callable[..., bool]) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    stack.router.router.gateway.table.entries[NAME].model.expected_usage = broken
+    stack.router.router.gateway.table.entries[NAME].model.choose = broken
+    failed = stack.router.post(CHAT, request("fast"))
+    assert (failed.status, failed.json["error"]["code"]) == (500, "internal_server_error")
+    assert "planted" not in failed.body.decode()
+    assert eventually(lambda: not stack.router.router.gateway.exchanges)
+    assert stack.router.request("GET", "/health").status == 200
