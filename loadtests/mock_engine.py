@@ -37,13 +37,13 @@ from urllib.parse import parse_qs
 import typer
 from starlette.types import Receive, Scope, Send
 
-from loadtests.mock_answers import PATHS, Answers
-from loadtests.mock_batch import Batch, Pace
-from loadtests.mock_faults import BrokenOffError, Fault, Holds, Peer, break_connection, parse_fault
-from loadtests.mock_http import METRICS, header, read_body, respond, respond_error
-from loadtests.mock_ledger import ABORTED, FINISHED, Entry, Ledger, Stats
-from loadtests.mock_request import BadRequestError
-from loadtests.mock_wire import to_json
+from loadtests.mock.answers import PATHS, Answers
+from loadtests.mock.batch import Batch, Pace
+from loadtests.mock.faults import BrokenOffError, Fault, Holds, Peer, break_connection, parse_fault
+from loadtests.mock.http import METRICS, header, read_body, respond, respond_error
+from loadtests.mock.ledger import ABORTED, FINISHED, Entry, Ledger, Stats
+from loadtests.mock.request import BadRequestError
+from loadtests.mock.wire import to_json
 
 
 class MockEngine:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtests.mock_batch import Batch, Pace, PrefixCache
+from loadtests.mock.batch import Batch, Pace, PrefixCache
 
 pytestmark = pytest.mark.unit
 
@@ -108,7 +108,7 @@ def test_prompts_are_processed_one_after_another_but_for_what_is_cached() -> Non
 
 
 def test_old_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.mock_batch._BLOCKS", 4)
+    monkeypatch.setattr("loadtests.mock.batch._BLOCKS", 4)
     cache = PrefixCache()
     first, second = (tuple(f"{name}{number}" for number in range(33)) for name in "ab")
     assert (cache.add(first, ""), cache.add(first, "")) == (0, 32)

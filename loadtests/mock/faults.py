@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from starlette.types import Receive, Send
 
-from loadtests.mock_request import BadRequestError
+from loadtests.mock.request import BadRequestError
 
 # Whether a fault takes a number.
 _FAULTS = {

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 
-from loadtests.mock_request import Ask, Json, token_id, words_to_say
-from loadtests.mock_wire import to_json
+from loadtests.mock.request import Ask, Json, token_id, words_to_say
+from loadtests.mock.wire import to_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from functools import lru_cache
 
 from starlette.types import Send
 
-from loadtests import mock_chat, mock_messages, mock_request, mock_responses, mock_tokens
-from loadtests.mock_batch import Batch
-from loadtests.mock_faults import Delivery, Fault, Holds, Peer
-from loadtests.mock_http import EVENTS, JSON, respond, respond_error, start
-from loadtests.mock_reply import Reply, compose
-from loadtests.mock_request import Ask, BadRequestError, Json
-from loadtests.mock_wire import to_json
+from loadtests.mock import chat, messages, request, responses, tokens
+from loadtests.mock.batch import Batch
+from loadtests.mock.faults import Delivery, Fault, Holds, Peer
+from loadtests.mock.http import EVENTS, JSON, respond, respond_error, start
+from loadtests.mock.reply import Reply, compose
+from loadtests.mock.request import Ask, BadRequestError, Json
+from loadtests.mock.wire import to_json
 
 # A long answer that takes no time lets others go on after so many steps, and sees whether its peer has left.
 _STEPS_AT_ONCE = 256
@@ -35,17 +35,17 @@ class _Api:
 
 
 _APIS = {
-    "/v1/chat/completions": _Api(mock_request.read_chat, mock_chat.chat, mock_chat.chat_steps),
-    "/v1/completions": _Api(mock_request.read_completion, mock_chat.completion, mock_chat.completion_steps),
-    "/v1/responses": _Api(mock_request.read_responses, mock_responses.response, mock_responses.response_steps),
-    "/v1/messages": _Api(mock_request.read_messages, mock_messages.message, mock_messages.message_steps),
+    "/v1/chat/completions": _Api(request.read_chat, chat.chat, chat.chat_steps),
+    "/v1/completions": _Api(request.read_completion, chat.completion, chat.completion_steps),
+    "/v1/responses": _Api(request.read_responses, responses.response, responses.response_steps),
+    "/v1/messages": _Api(request.read_messages, messages.message, messages.message_steps),
 }
 # What takes no generation takes no time either.
 _CALCULATIONS: dict[str, Callable[[Json, str], Json]] = {
-    "/v1/embeddings": mock_tokens.embeddings,
-    "/v1/messages/count_tokens": mock_tokens.count_tokens,
-    "/tokenize": mock_tokens.tokenize,
-    "/detokenize": mock_tokens.detokenize,
+    "/v1/embeddings": tokens.embeddings,
+    "/v1/messages/count_tokens": tokens.count_tokens,
+    "/tokenize": tokens.tokenize,
+    "/detokenize": tokens.detokenize,
 }
 PATHS = frozenset((*_APIS, *_CALCULATIONS))
 

@@ -1,8 +1,8 @@
 """The answers of /v1/responses, in vLLM's form."""
 
-from loadtests.mock_reply import Reply
-from loadtests.mock_request import Json
-from loadtests.mock_wire import event
+from loadtests.mock.reply import Reply
+from loadtests.mock.request import Json
+from loadtests.mock.wire import event
 
 _ID = "resp_mock-1"
 _ITEM = "msg_mock-1"

@@ -4,7 +4,7 @@ import base64
 import struct
 from zlib import crc32
 
-from loadtests.mock_request import BadRequestError, Json, Words, prompts, read_messages, token_id, whole, word_of, words
+from loadtests.mock.request import BadRequestError, Json, Words, prompts, read_messages, token_id, whole, word_of, words
 
 _DIMENSIONS = 8
 _MAX_MODEL_LEN = 32_768

@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 from starlette.types import Receive, Send
 
-from loadtests.mock_wire import to_json
+from loadtests.mock.wire import to_json
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from loadtests.mock_request import Words
+from loadtests.mock.request import Words
 
 _BLOCK = 16
 _BLOCKS = 65_536

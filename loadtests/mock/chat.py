@@ -5,9 +5,9 @@ Unlike vLLM's, a stream's first event has the role together with the first token
 
 from functools import lru_cache
 
-from loadtests.mock_reply import Reply
-from loadtests.mock_request import Json, answer_token_id, word_of
-from loadtests.mock_wire import DONE, EventTemplate, event
+from loadtests.mock.reply import Reply
+from loadtests.mock.request import Json, answer_token_id, word_of
+from loadtests.mock.wire import DONE, EventTemplate, event
 
 _ID = "mock-1"
 _CALL_ID = "chatcmpl-tool-mock-1"

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import islice
 
-from loadtests.mock_request import Json
+from loadtests.mock.request import Json
 
 _KEPT = 100_000
 RUNNING, FINISHED, ABORTED = "running", "finished", "aborted"
