@@ -60,7 +60,7 @@ class Admission:
         """Replaces the reservation by what was used, and writes that into the record."""
         record, usage = exchange.record, exchange.usage or NOTHING
         record.usage = exchange.usage
-        record.cost = exchange.spent_cost
+        record.spent_tokens, record.cost = exchange.spent.total, exchange.spent_cost
         if exchange.usage is not None and exchange.decision is not None:
             record.cost += cost(exchange.decision.prices, usage)
         reservation = exchange.reservation

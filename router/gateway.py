@@ -101,8 +101,10 @@ class Gateway:
             self.exchanges.discard(exchange)
             self._dispatcher.abandon(exchange)
             record.e2e_s = perf_counter() - exchange.started
-            await self._admission.settle(exchange)
-            self._observer.observe(record)
+            try:
+                await self._admission.settle(exchange)
+            finally:
+                self._observer.observe(record)
 
     def _refusal(self, exchange: Exchange, error: ApiError) -> Answer:
         exchange.record.status, exchange.record.error = error.status, error.code

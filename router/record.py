@@ -54,7 +54,10 @@ class RequestRecord:
     """From `started_at` to the first byte of the response's body."""
     e2e_s: float = 0.0
     usage: Usage | None = None
+    spent_tokens: int = 0
+    """On answers that the client does not get: of a hedge that lost, or of a cascade's first variant."""
     cost: int = 0
+    """Of all tokens, those included."""
     predicted_ttft_s: float | None = None
     predicted_e2e_s: float | None = None
     predicted_cost: int | None = None

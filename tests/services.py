@@ -15,6 +15,8 @@ from typing import TypedDict
 from twinspeed.processes import free_port
 
 _STARTING_S = 30
+# A Postgres that is ready says S or N to this; one that still starts says so in an error.
+_SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
 
 
 class _User(TypedDict, total=False):
@@ -31,7 +33,7 @@ def redis_server(port: int | None = None, folder: Path | None = None, *options: 
     with _folder(folder) as place:
         settings = ("--bind", "127.0.0.1", "--dir", str(place), "--save", "", "--appendonly", "yes", *options)
         command = [binary, "--port", str(port), *settings]
-        with _running(command, {}, signal.SIGTERM, lambda: _answers(port, b"PING\r\n")):
+        with _running(command, {}, signal.SIGTERM, lambda: _answers(port, b"PING\r\n", b"+-")):
             yield f"redis://127.0.0.1:{port}/0"
 
 
@@ -47,11 +49,24 @@ def postgres_server(*options: str) -> Iterator[str]:
         if user:
             shutil.chown(place, "postgres", "postgres")
         data = place / "data"
-        initialise = [initdb, "-D", data, "-U", "twinspeed", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C"]
+        initialise = [
+            initdb,
+            "-D",
+            str(data),
+            "-U",
+            "twinspeed",
+            "--auth=trust",
+            "--no-sync",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        ]
         subprocess.run(initialise, cwd=place, check=True, stdout=subprocess.DEVNULL, **user)
         settings = ("-h", "127.0.0.1", "-p", str(port), "-k", str(place), "-F", *options)
         # SIGINT: end now, and orderly.
-        with _running([postgres, "-D", str(data), *settings], user, signal.SIGINT, lambda: _accepts(port)):
+        with _running(
+            [postgres, "-D", str(data), *settings], user, signal.SIGINT, lambda: _answers(port, _SSL_REQUEST, b"SN")
+        ):
             yield f"postgresql://twinspeed@127.0.0.1:{port}/postgres"
 
 
@@ -92,20 +107,12 @@ def _running(command: list[str], user: _User, stop: signal.Signals, ready: Calla
                 process.wait()
 
 
-def _answers(port: int, question: bytes) -> bool:
+def _answers(port: int, question: bytes, first: bytes) -> bool:
+    """Whether the server's answer begins with one of the bytes in `first`."""
     try:
         with closing(socket.create_connection(("127.0.0.1", port), timeout=1)) as connection:
             connection.sendall(question)
-            return connection.recv(1) in (b"+", b"-")
-    except OSError:
-        return False
-
-
-def _accepts(port: int) -> bool:
-    # An SSLRequest: a server that is ready says S or N, and one that still starts says so in an error.
-    try:
-        with closing(socket.create_connection(("127.0.0.1", port), timeout=1)) as connection:
-            connection.sendall(b"\x00\x00\x00\x08\x04\xd2\x16\x2f")
-            return connection.recv(1) in (b"S", b"N")
+            answer = connection.recv(1)
+            return bool(answer) and answer in first
     except OSError:
         return False

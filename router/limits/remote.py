@@ -16,7 +16,7 @@ from router.limits.store import StoreUnavailable
 
 _T = TypeVar("_T")
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
 CONNECTIONS = 16
 
 _logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from router.limits.account import Account, Period
 from router.limits.keys import Key, KeySettings, new_key
 from router.limits.memory import MemoryStore
 from router.limits.results import Reservation
-from router.limits.store import StoreUnavailable, stored_key
+from router.limits.store import StoreUnavailable, reason, stored_key
 from twinspeed.errors import InputError
 
 _T = TypeVar("_T")
@@ -67,7 +67,7 @@ class SqliteStore(MemoryStore):
         except BaseException as error:
             self._let_go()
             if isinstance(error, StoreUnavailable):
-                raise InputError(f"{error}.") from None
+                raise InputError(str(error)) from None
             raise
 
     async def close(self) -> None:
@@ -113,7 +113,7 @@ class SqliteStore(MemoryStore):
         try:
             await self._in_thread(self._write, rows)
         except StoreUnavailable as error:
-            _logger.error("%s; what was used is kept in memory and written later", error)
+            _logger.error("%s What was used is kept in memory and written later.", error)
             self._changed |= changed
             wait = _RETRY_S
         again = asyncio.get_running_loop().call_later(wait, self._start_writing) if self._changed else None
@@ -127,7 +127,7 @@ class SqliteStore(MemoryStore):
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         except sqlite3.Error as error:
-            raise StoreUnavailable(f"state.url: {self._path}: {error}") from None
+            raise StoreUnavailable(f"state.url: {self._path}: {reason(error)}.") from None
 
     def _read(self) -> None:
         self._connection = sqlite3.connect(self._path, isolation_level=None)

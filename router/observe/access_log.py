@@ -144,6 +144,7 @@ def to_line(record: RequestRecord) -> bytes:
         "prompt_tokens": usage and usage.prompt,
         "cached_tokens": usage and usage.cached,
         "completion_tokens": usage and usage.completion,
+        "spent_tokens": record.spent_tokens,
         "cost_nano_usd": record.cost,
         "predicted_ttft_s": record.predicted_ttft_s,
         "predicted_e2e_s": record.predicted_e2e_s,
