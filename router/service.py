@@ -20,6 +20,7 @@ from router.fleet import Fleet
 from router.gateway import Gateway
 from router.http.server import Server
 from router.inner import Inner, Owners
+from router.lanes import ORDER
 from router.limits import StoreUnavailable, open_store
 from router.observe import Observer
 from router.settings.watch import ConfigWatcher
@@ -27,6 +28,7 @@ from router.settings.watch import ConfigWatcher
 # Seconds that running streams get to finish once the router is told to stop.
 _GRACE = 30.0
 _BUDGETS_EVERY = 10.0
+_LEASE_MARGIN = 60.0
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Router:
     async def __aenter__(self) -> "Router":
         config = self.config
         async with AsyncExitStack() as opening:
-            self.store = open_store(config.state.url)
+            self.store = open_store(config.state.url, lease_ttl_s=_longest_request(config) + _LEASE_MARGIN)
             await self.store.open()
             opening.push_async_callback(self.store.close)
             self.observer = Observer(config, self._metrics)
@@ -104,6 +106,12 @@ class Router:
         public = PublicApp(self.gateway, create_rest(self.gateway, self.observer, *self._routes))
         admin = AsgiApp(create_admin(self))
         return Server(public, header_bytes=self.config.limits.header_bytes), Server(admin)
+
+
+def _longest_request(config: RouterConfig) -> float:
+    """Seconds that a request may hold what it has reserved."""
+    lanes = (config.lanes.named(lane) for lane in ORDER)
+    return max(lane.max_wait + lane.timeouts.total for lane in lanes)
 
 
 async def serve(

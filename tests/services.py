@@ -49,24 +49,12 @@ def postgres_server(*options: str) -> Iterator[str]:
         if user:
             shutil.chown(place, "postgres", "postgres")
         data = place / "data"
-        initialise = [
-            initdb,
-            "-D",
-            str(data),
-            "-U",
-            "twinspeed",
-            "--auth=trust",
-            "--no-sync",
-            "-E",
-            "UTF8",
-            "--locale=C",
-        ]
-        subprocess.run(initialise, cwd=place, check=True, stdout=subprocess.DEVNULL, **user)
+        form = ("-U", "twinspeed", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C")
+        subprocess.run([initdb, "-D", str(data), *form], cwd=place, check=True, stdout=subprocess.DEVNULL, **user)
         settings = ("-h", "127.0.0.1", "-p", str(port), "-k", str(place), "-F", *options)
         # SIGINT: end now, and orderly.
-        with _running(
-            [postgres, "-D", str(data), *settings], user, signal.SIGINT, lambda: _answers(port, _SSL_REQUEST, b"SN")
-        ):
+        command = [postgres, "-D", str(data), *settings]
+        with _running(command, user, signal.SIGINT, lambda: _answers(port, _SSL_REQUEST, b"SN")):
             yield f"postgresql://twinspeed@127.0.0.1:{port}/postgres"
 
 
