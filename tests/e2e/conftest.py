@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import tiny_llama
+from tests.e2e.front import Account, Front, routing
 from tests.e2e.stack import Served, twinspeed, up
+
+# Without compiling, an engine starts fast; the rest lets it do all that clients ask for.
+_TINY_ENGINE = (
+    "enforce_eager=true",
+    "enable_auto_tool_choice=true",
+    "tool_call_parser=hermes",
+    "enable_prompt_tokens_details=true",
+)
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +30,8 @@ def tiny_release(request: pytest.FixtureRequest, environments: None, tmp_path_fa
     """A release of a tiny random Llama whose engines start without compiling."""
     folder = tmp_path_factory.mktemp(request.param)
     checkpoint = tiny_llama.write(folder / "tiny", tied=request.param == "tied")
-    twinspeed("release", "build", checkpoint, "--out", folder / "release", "--engine-arg", "enforce_eager=true")
+    arguments = [part for argument in _TINY_ENGINE for part in ("--engine-arg", argument)]
+    twinspeed("release", "build", checkpoint, "--out", folder / "release", *arguments)
     return folder / "release"
 
 
@@ -29,6 +39,19 @@ def tiny_release(request: pytest.FixtureRequest, environments: None, tmp_path_fa
 def tiny(tiny_release: Path) -> Iterator[Served]:
     with up(tiny_release, tiny_release.parent / "logs") as served:
         yield served
+
+
+@pytest.fixture(scope="session")
+def front(tiny: Served, tiny_release: Path) -> Iterator[Front]:
+    """A router with keys in front of the same engines."""
+    with routing(tiny, tiny_release, tiny_release.parent / "front") as running:
+        yield running
+
+
+@pytest.fixture
+def account(front: Front) -> Account:
+    """An API key without limits."""
+    return front.account()
 
 
 @pytest.fixture(scope="session")
