@@ -5,7 +5,7 @@ import time
 from http import HTTPStatus
 from importlib.metadata import version
 
-from fastapi import APIRouter, FastAPI, Request as ApiRequest, Response
+from fastapi import APIRouter, Depends, FastAPI, Request as ApiRequest, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,6 +17,7 @@ from router.exchange import Answer, Exchange
 from router.gateway import Gateway
 from router.http.asgi import AsgiResponder
 from router.http.server import Connection, Request, Responder
+from router.inner import Owners
 from router.observe import Observer
 from router.openapi import FORWARDED, operation
 from router.relay import Attempt
@@ -93,7 +94,7 @@ class AsgiApp:
         return self._body_bytes
 
 
-def create_rest(gateway: Gateway, observer: Observer, *more: APIRouter) -> FastAPI:
+def create_rest(gateway: Gateway, observer: Observer, owner_of: Owners, *more: APIRouter) -> FastAPI:
     """What the router answers by itself: models, health, metrics, and the routes in `more`."""
     app = FastAPI(
         title="Twinspeed router", version=version("twinspeed"), docs_url=None, redoc_url=None, redirect_slashes=False
@@ -120,11 +121,11 @@ def create_rest(gateway: Gateway, observer: Observer, *more: APIRouter) -> FastA
     def entry(model_id: str) -> dict[str, object]:
         return {"id": model_id, "object": "model", "created": created, "owned_by": "twinspeed"}
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", dependencies=[Depends(owner_of)])
     async def list_models() -> JSONResponse:
         return JSONResponse({"object": "list", "data": [entry(name) for name in gateway.table.listed()]})
 
-    @app.get("/v1/models/{model_id:path}")
+    @app.get("/v1/models/{model_id:path}", dependencies=[Depends(owner_of)])
     async def get_model(model_id: str) -> JSONResponse:
         known = gateway.table.listed()
         if model_id not in known and model_id.rpartition(":")[2] not in GOALS:

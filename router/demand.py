@@ -19,6 +19,8 @@ _TIERS: dict[str, LaneName] = {
     "default": "interactive",
     "priority": "interactive",
     "flex": "batch",
+    # Anthropic's.
+    "standard_only": "interactive",
 }
 _LANES: tuple[LaneName, ...] = ("interactive", "batch", "rollout")
 # Asked for with another value than these, a sampling option needs an engine that does not speculate.
@@ -62,7 +64,7 @@ def read_class(request: Headed, body: RequestBody) -> Class:
         if named not in _LANES:
             raise _invalid(f"The header x-twinspeed-lane must be one of {', '.join(_LANES)}.", "x-twinspeed-lane")
         lane = named
-    return Class(lane, "default" if tier == "auto" else tier, 1.0 if tier == "priority" else 10.0)
+    return Class(lane, tier if tier in ("flex", "priority") else "default", 1.0 if tier == "priority" else 10.0)
 
 
 def read_demand(request: Headed, body: RequestBody, *, pin: str | None, goal: Goal) -> Demand:

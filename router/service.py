@@ -59,6 +59,7 @@ class Router:
             self.gateway = Gateway(self.fleet.table, admission, self.observer)
             await self.gateway.open()
             opening.push_async_callback(self.gateway.close)
+            self._owners = Owners(self.gateway, admission)
             if config.state.folder is not None:
                 inner = Inner(self.gateway, self.store)
                 batches = BatchService(
@@ -69,7 +70,7 @@ class Router:
                 )
                 await batches.open()
                 opening.push_async_callback(batches.close)
-                self._routes = [create_routes(batches, Owners(self.gateway, admission))]
+                self._routes = [create_routes(batches, self._owners)]
             budgets = asyncio.create_task(self._show_budgets())
             opening.callback(budgets.cancel)
             self._stack = opening.pop_all()
@@ -103,7 +104,7 @@ class Router:
 
     def servers(self) -> tuple[Server, Server]:
         """The clients' and the administrators' server, not started."""
-        public = PublicApp(self.gateway, create_rest(self.gateway, self.observer, *self._routes))
+        public = PublicApp(self.gateway, create_rest(self.gateway, self.observer, self._owners, *self._routes))
         admin = AsgiApp(create_admin(self))
         return Server(public, header_bytes=self.config.limits.header_bytes), Server(admin)
 

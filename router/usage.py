@@ -38,8 +38,11 @@ def _from_object(value: object) -> Usage | None:
     prompt = _count(value, "prompt_tokens", "input_tokens")
     if prompt is None:
         return None
+    # Anthropic's input tokens are only those that no cache had and none was given.
+    read, written = (_count(value, f"cache_{what}_input_tokens") or 0 for what in ("read", "creation"))
+    prompt += read + written
     details = value.get("prompt_tokens_details") or value.get("input_tokens_details")
-    cached = _count(details, "cached_tokens") if isinstance(details, dict) else _count(value, "cache_read_input_tokens")
+    cached = _count(details, "cached_tokens") if isinstance(details, dict) else read
     completion = _count(value, "completion_tokens", "output_tokens") or 0
     return Usage(prompt, completion, min(cached or 0, prompt))
 

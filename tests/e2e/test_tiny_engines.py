@@ -70,9 +70,15 @@ def test_fast_speculates_and_standard_does_not(tiny: Served, variant: str) -> No
 
 def test_a_refused_request_is_refused_in_openais_shape(tiny: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        tiny.client().completions.create(model=f"{tiny.name}:fast", prompt="x" * 4000, max_tokens=16)
+        tiny.client().completions.create(model=f"{tiny.name}:fast", prompt="x" * 1000, max_tokens=16)
     assert caught.value.body is not None
     assert "maximum context length" in str(caught.value)
+
+
+def test_what_no_variant_has_room_for_reaches_no_engine(tiny: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match="does not support a context of more than 512 tokens") as caught:
+        tiny.client().completions.create(model=f"{tiny.name}:fast", prompt="x" * 4000, max_tokens=16)
+    assert caught.value.code == "capability_not_supported"
 
 
 def test_the_engines_log_is_json_lines_with_the_variants_name(tiny: Served, variant: str) -> None:

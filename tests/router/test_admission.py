@@ -63,6 +63,7 @@ def test_without_a_valid_key_nothing_is_served(guarded: Guarded, header: str | N
     refused = guarded.stack.router.post(CHAT, {"model": NAME, "messages": []}, headers)
     assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
     assert refused.headers["www-authenticate"] == "Bearer"
+    assert guarded.stack.router.request("GET", "/v1/models", None, headers).status == 401
     assert guarded.stack.apps["standard"].stats.started == 0
 
 
