@@ -32,6 +32,8 @@ class Backend:
     replica: Replica
     pool: Pool
     breaker: CircuitBreaker
+    takes_priority: bool = False
+    """Whether the engine schedules by vLLM's `priority`."""
     late: int = 0
     """How many times in a row the engine was late to say that it is well."""
 

@@ -77,6 +77,10 @@ class VariantSettings(_Settings):
     kubernetes: KubernetesService | None = None
     usd_per_hour: float | None = Field(default=None, ge=0, description="one replica's hardware")
     max_in_flight: int = Field(default=256, ge=1, description="requests that one replica gets at once, at most")
+    priority_scheduling: bool = Field(
+        default=False,
+        description="its engines run with `--scheduling-policy priority`, and are told which requests can wait",
+    )
     speculates: bool = Field(default=False, description="where no release says so")
     lossless_to: str | None = Field(default=None, description="where no release says so")
 

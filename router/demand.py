@@ -22,6 +22,7 @@ _TIERS: dict[str, LaneName] = {
     # Anthropic's.
     "standard_only": "interactive",
 }
+_PRIORITIES: dict[LaneName, int] = {"interactive": 0, "rollout": 1, "batch": 2}
 _LANES: tuple[LaneName, ...] = ("interactive", "batch", "rollout")
 # Asked for with another value than these, a sampling option needs an engine that does not speculate.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -46,6 +47,11 @@ class Class:
     lane: LaneName
     tier: str
     patience: float
+
+    @property
+    def priority(self) -> int:
+        """vLLM's: lower goes first, and 0 is what requests have that say nothing."""
+        return -1 if self.tier == "priority" else _PRIORITIES[self.lane]
 
 
 def read_class(request: Headed, body: RequestBody) -> Class:

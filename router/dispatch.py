@@ -123,7 +123,10 @@ class Dispatcher:
         request, record, replica = exchange.request, exchange.record, leg.backend.replica
         timeouts = self._config.lanes.named(scheduling.lane).timeouts
         hide_usage = record.stream and request.path in _USAGE_ON_REQUEST and _usage_unasked(body)
-        data = body.with_model(replica.model_id, _ASK_USAGE if hide_usage else b"")
+        members = [_ASK_USAGE] if hide_usage else []
+        if leg.backend.takes_priority and scheduling.priority and "priority" not in body.members:
+            members.append(b'"priority":%d' % scheduling.priority)
+        data = body.with_model(replica.model_id, b",".join(members))
         editor = None
         if hide_usage or (record.stream and exchange.comments_cost):
             comment = partial(_cost_comment, leg.decision) if exchange.comments_cost else None

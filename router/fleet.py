@@ -117,6 +117,7 @@ class Fleet:
                 backend = entry.backends[url] = new_backend(replica, self.table.config.breaker)
                 self._watching[backend] = asyncio.create_task(self._watch(entry, backend))
             backend.replica.max_in_flight = settings.max_in_flight
+            backend.takes_priority = settings.priority_scheduling
             backend.replica.draining = False
         entry.model.set_replicas(backend.replica for backend in entry.backends.values())
         entry.queue.wake()

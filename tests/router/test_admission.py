@@ -11,6 +11,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.servers import wait_until
+
 pytestmark = pytest.mark.unit
 
 NAME = "acme/tiny-7b"
@@ -82,6 +84,31 @@ def test_the_key_never_reaches_an_engine(guarded: Guarded) -> None:
     guarded.ask(guarded.key())
     sent = guarded.stack.apps["fast"].stats.last_headers
     assert not {"authorization", "x-api-key"} & {name for name, _ in sent}
+
+
+def test_secrets_stay_out_of_logs_metrics_and_answers(
+    start_stack: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def guard(config: dict[str, Any]) -> None:
+        config["auth"] = "required"
+        config["state"]["url"] = f"sqlite:///{tmp_path}/keys.sqlite3"
+        config["access_log"] = str(tmp_path / "access.jsonl")
+        config["admin"] = {"port": 0, "key_sha256": hashlib.sha256(ADMIN_KEY.encode()).hexdigest()}
+
+    caplog.set_level("DEBUG")
+    guarded = Guarded(start_stack(guard))
+    key = guarded.key(rpm=5)
+    seen = b""
+    for headers in ({}, {"x-mock": "die-after=0"}, {"x-mock": "status=500"}, {"x-slo-ttft-ms": "x"}):
+        seen += guarded.ask(key, headers).body
+    guarded.ask({"secret": key["secret"] + "x"})
+    log = tmp_path / "access.jsonl"
+    assert wait_until(lambda: len(log.read_text().splitlines()) == 5, 5)
+    told = [log.read_text(), caplog.text, seen.decode(), guarded.stack.router.request("GET", "/metrics").body.decode()]
+    stored = b"".join(path.read_bytes() for path in tmp_path.glob("keys.sqlite3*"))
+    for secret in (key["secret"], ADMIN_KEY):
+        assert not any(secret in text for text in told)
+        assert secret.encode() not in stored
 
 
 def test_models_and_lanes_that_a_key_may_not_use_are_refused(guarded: Guarded) -> None:

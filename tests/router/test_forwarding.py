@@ -67,6 +67,30 @@ def test_the_bare_name_becomes_the_engines_model_id(stack: Any) -> None:
     assert last == b'{"model":"acme/tiny-7b:standard","messages":[]}'
 
 
+@pytest.mark.parametrize(
+    ("fields", "headers", "sent"),
+    [
+        ({}, {}, None),
+        ({"service_tier": "priority"}, {}, -1),
+        ({"service_tier": "flex"}, {}, 2),
+        ({}, {"x-twinspeed-lane": "rollout"}, 1),
+        ({"service_tier": "flex", "priority": 7}, {}, 7),
+    ],
+)
+def test_engines_that_schedule_by_priority_are_told_it(
+    start_stack: Callable[..., Any], fields: Any, headers: dict[str, str], sent: int | None
+) -> None:
+    stack = start_stack(lambda config: config["models"][0]["variants"]["fast"].update(priority_scheduling=True))
+    for stream in (False, True):
+        body = {"model": f"{NAME}:fast", "messages": [], "stream": stream, **fields}
+        assert stack.router.post(CHAT, body, headers).status == 200
+        got = json.loads(base64.b64decode(stack.apps["fast"].stats.last_body))
+        assert got.get("priority") == sent
+        assert ("stream_options" in got) == stream
+    stack.router.post(CHAT, {"model": f"{NAME}:standard", "messages": [], "service_tier": "flex"})
+    assert "priority" not in json.loads(base64.b64decode(stack.apps["standard"].stats.last_body))
+
+
 def test_a_large_body_arrives_whole(stack: Any) -> None:
     image = "QUJD" * 1_000_000
     body = {"model": f"{NAME}:fast", "messages": [{"role": "user", "content": image}]}
