@@ -140,7 +140,8 @@ class Dispatcher:
             retry_after = [(b"retry-after", b"1")]
             return Outcome(error=ApiError(503, message, code="variant_unavailable", headers=retry_after))
         own: Headers = [(b"x-request-id", record.request_id.encode("latin-1"))]
-        traceparent = self._observer.traceparent(record, request.header(b"traceparent"))
+        given = request.header(b"traceparent")
+        traceparent = self._observer.traceparent(record, given) or given
         if traceparent is not None:
             own.append((b"traceparent", traceparent))
         head = to_engine(request.headers, leg.backend.pool.authority, len(data), own)

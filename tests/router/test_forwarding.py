@@ -134,6 +134,17 @@ def test_headers_for_the_engine(stack: Any) -> None:
     assert headers["x-unicode"].encode("latin-1").decode() == "é"
 
 
+def test_a_trace_goes_on_in_the_engine_and_is_the_routers_own_where_it_traces(start_stack: Callable[..., Any]) -> None:
+    given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for endpoint in (None, "http://127.0.0.1:9"):
+        stack = start_stack(lambda config, endpoint=endpoint: config.update(otlp_endpoint=endpoint))
+        stack.router.post(CHAT, {"model": NAME, "messages": []}, {"traceparent": given, "tracestate": "a=b"})
+        sent = dict(stack.apps["standard"].stats.last_headers)
+        assert sent["tracestate"] == "a=b"
+        assert sent["traceparent"][:36] == given[:36]
+        assert (sent["traceparent"] == given) == (endpoint is None)
+
+
 def test_request_ids_are_taken_over_or_made(stack: Any) -> None:
     body = {"model": NAME, "messages": []}
     given = stack.router.post(CHAT, body, {"X-Request-Id": "mine-1"})
