@@ -32,6 +32,21 @@ print([round(value, 4) for value in temperature.tolist()], top_k.tolist(), top_k
     assert printed == "[0.3, 0.3, 0.3, 0.9, 0.9, -1.0, -1.0] [40, 49152, 49152] torch.int32"
 
 
+def test_without_the_plugin_the_callers_buffer_is_not_written() -> None:
+    """The fault itself. What an engine samples of a buffer that nobody wrote differs from start to start."""
+    printed = in_engine_environment("""
+import torch
+from vllm.platforms import current_platform
+from vllm.utils import cpu_triton_utils
+current_platform.import_kernels()
+temperature = torch.full((5,), -1.0)
+given = torch.tensor([0.3, 0.9]), torch.tensor([3, 5], dtype=torch.int32)
+cpu_triton_utils._expand_kernel_impl(temperature, *given, 0, 1, 32)
+print(temperature.tolist())
+""")
+    assert printed == "[-1.0, -1.0, -1.0, -1.0, -1.0]"
+
+
 @pytest.mark.parametrize(("version", "repaired"), [((0, 32, 0), True), ((0, 33, 0), False), ((1, 0, 0), False)])
 def test_the_repair_is_applied_up_to_the_last_version_that_needs_it(
     version: tuple[int, int, int], repaired: bool
