@@ -57,7 +57,7 @@ def supervise(config: RouterConfig, settings: Path) -> None:
                             time.sleep(1)
                     workers[number] = processes.start(command)
                     started[number] = time.monotonic()
-                # A signal ends the sleep's wait early only by its handler's flag; half a second is soon enough.
+                # Python goes on sleeping after a signal's handler has run.
                 time.sleep(0.2)
         finally:
             processes.stop(list(workers.values()), _STOPPING)
