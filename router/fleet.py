@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -24,15 +25,20 @@ _logger = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Every replica of every model. `table` is what is in force."""
+    """Every replica of every model. `table` is what is in force; `cluster` gives the one to find Services in."""
 
-    def __init__(self, config: RouterConfig, observer: Observer) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        observer: Observer,
+        cluster: Callable[[], Cluster] = lambda: Cluster.of_this_pod(os.environ),
+    ) -> None:
         self.table = Table(config, {})
         self._observer = observer
+        self._cluster = cluster
         self._session: ClientSession
         self._finding: dict[tuple[str, str, VariantSettings], asyncio.Task[None]] = {}
         self._watching: dict[Backend, asyncio.Task[None]] = {}
-        self._found = asyncio.Event()
 
     async def open(self) -> None:
         """Looks once at every replica that the configuration lists, so that those that are up serve from the start."""
@@ -54,8 +60,11 @@ class Fleet:
         """Builds the table of another configuration, and puts it in force.
 
         Raises:
-            InputError: a release cannot be read; the table before stays in force.
+            InputError: a release cannot be read, or Services are to be found outside of a cluster; the table before
+                stays in force.
         """
+        variants = [each for settings in config.models for each in settings.variants.values()]
+        cluster = self._cluster() if any(each.kubernetes for each in variants) else None
         entries = {}
         for settings in config.models:
             folder = settings.release
@@ -75,12 +84,12 @@ class Fleet:
             entry.queue.configure(config.lanes)
         for entry in gone:
             self._let_go(list(entry.backends.values()))
-        self._find(config)
+        self._find(config, cluster)
         for settings in config.models:
             self._place(settings, entries[settings.name])
         return self.table
 
-    def _find(self, config: RouterConfig) -> None:
+    def _find(self, config: RouterConfig, cluster: Cluster | None) -> None:
         """Runs a discovery for each variant that there is; those that stay as they were go on."""
         wanted = {
             (settings.name, variant, each): settings
@@ -91,11 +100,14 @@ class Fleet:
             self._finding.pop(key).cancel()
         for key in wanted.keys() - self._finding.keys():
             name, variant, each = key
-            # Those that are listed are part of the table before the first request comes.
-            self._update(name, variant, each, frozenset(each.replicas))
-            discovery: Discovery = StaticReplicas(each.replicas)
-            if each.kubernetes is not None:
-                discovery = KubernetesReplicas(each.kubernetes, Cluster.of_this_pod(os.environ))
+            discovery: Discovery
+            if each.kubernetes is not None and cluster is not None:
+                # Those that were found before serve on until the cluster has said which there are.
+                discovery = KubernetesReplicas(each.kubernetes, cluster)
+            else:
+                # Those that are listed are part of the table before the first request comes.
+                self._update(name, variant, each, frozenset(each.replicas))
+                discovery = StaticReplicas(each.replicas)
             update = partial(self._update, name, variant, each)
             self._finding[key] = asyncio.create_task(discovery.run(update))
 
